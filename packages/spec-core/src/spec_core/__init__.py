@@ -1,0 +1,1 @@
+"""Speculative decoding for MLX: verify loop, accept rule, sampling and the contracts."""
