@@ -5,6 +5,7 @@ from importlib import import_module
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_map
+
 from spec_targets import MlxTarget
 from spec_targets.families import FAMILIES
 

@@ -1,9 +1,9 @@
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
+
 from spec_core import LoadError, Pair, generate
 from spec_core.testing import ScriptedDrafter, check_target
-from spec_drafters import LookupDrafter
 from spec_targets import MlxTarget
 from spec_targets.families import FAMILIES, DenseFamily
 
@@ -45,7 +45,6 @@ def test_drafts_right_and_wrong_leave_the_answer_unchanged(make_target, model_ty
         drafter = ScriptedDrafter(want, len(PROMPT), 61, wrong_at=wrong_at, taps=(0, 1))
         got = ids_of(generate(Pair(target, drafter), PROMPT, max_tokens=60))
         assert got == want, wrong_at
-    assert ids_of(generate(Pair(target, LookupDrafter()), PROMPT, max_tokens=60)) == want
 
 
 def test_prefill_chunks_leave_the_answer_unchanged(make_target, model_type):
