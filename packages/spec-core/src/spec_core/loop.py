@@ -248,7 +248,9 @@ class _Run:
     def enqueue(self, anchor: int | None, anchor_row: mx.array, draft: Draft) -> _Step:
         block = anchor_row
         if draft.n_drafted:
-            block = mx.concatenate([anchor_row, draft.tokens.astype(mx.int32)])  # (K + 1,)
+            # MLX does not check bounds; the accept rule refuses what is clipped here.
+            drafts = mx.clip(draft.tokens, 0, self.target.vocab_size - 1).astype(mx.int32)
+            block = mx.concatenate([anchor_row, drafts])  # (K + 1,)
         output = self.target.verify(block, self.cache, taps=self.taps)
         step = self.decide(anchor, draft, output)
         mx.async_eval(step.packed)
