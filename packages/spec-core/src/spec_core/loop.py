@@ -23,7 +23,7 @@ from spec_core.text import TextStream
 from spec_core.types import Acceptance, Draft, FinishReason, Round, RoundKind, TargetOutput
 
 _NO_DRAFTS = Draft(mx.zeros((0,), mx.int32), source="target")
-_HEADER = 4  # n_accepted, next_token, near_ties, NaN rows; then the drafts
+_HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts
 
 
 def generate(
@@ -271,7 +271,9 @@ class _Run:
             # Known before the read, so that pipelined steps see it; blocks add theirs in finish().
             counts = self.seen.answer.at[outcome.next_token].add(1.0)
             self.seen = Seen(self.seen.prompt, counts)
-        n_bad = mx.cumsum(mx.isnan(output.logits).any(axis=-1).astype(mx.int32))
+        # A row without NaN whose best logit is finite has a distribution; -inf masks a token.
+        sound = mx.isfinite(logits.max(axis=-1)) & ~mx.isnan(logits).any(axis=-1)
+        n_bad = mx.cumsum((~sound).astype(mx.int32))
         header = [outcome.n_accepted, outcome.next_token, outcome.near_ties]
         header.append(n_bad[outcome.n_accepted])
         packed = mx.concatenate([mx.stack(header), draft.tokens.astype(mx.int32)])
@@ -283,8 +285,8 @@ class _Run:
         n_accepted, next_token, near_ties, n_bad = values[:_HEADER]
         if n_bad:
             raise NumericsError(
-                "[generate] The target's logits must be numbers, got NaN. The weights or the "
-                "compute type overflow; no token was taken from them."
+                "[generate] The target's logits must be numbers, got NaN or infinity. The "
+                "weights, the compute type or a penalty overflow; no token was taken from them."
             )
         drafts = values[_HEADER:]
         tokens, text, reason = self.cut([*drafts[:n_accepted], next_token])
