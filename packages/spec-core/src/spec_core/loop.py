@@ -153,7 +153,10 @@ class _Run:
         self.drafter = request.pair.drafter
         self.taps = self.drafter.taps if self.drafter is not None else ()
         max_draft = self.drafter.max_draft if self.drafter is not None else 0
-        self.cap = FixedCap(0) if self.drafter is None else cap or FixedCap(max_draft)
+        if self.drafter is None or cap is None:
+            cap = FixedCap(max_draft)
+        self.cap = cap
+        self.asked: int | None = None  # what the cap said for the next round
         self.max_draft = max_draft
         self.cache = cache if cache is not None else self.target.make_cache()
         if cache is None and self.drafter is not None:
@@ -178,7 +181,8 @@ class _Run:
             yield first
             done = first.finish_reason is not None
             while not done:
-                cap = min(self.cap.next(), self.max_draft, self.n_left - 1)
+                cap = min(self.ask_cap(), self.max_draft, self.n_left - 1)
+                self.asked = None
                 for round_ in self.plain_steps() if cap < 1 else self.one_round(cap):
                     self.cap.observe(round_)
                     done = round_.finish_reason is not None
@@ -225,7 +229,8 @@ class _Run:
         step = self.enqueue(self.anchor, mx.array([self.anchor], mx.int32), _NO_DRAFTS)
         while True:
             following = None
-            if self.n_left > 1 and min(self.cap.next(), self.max_draft) < 1:
+            if self.n_left > 1 and min(self.ask_cap(), self.max_draft) < 1:
+                self.asked = None
                 self.target.commit(self.cache, 1)
                 following = self.enqueue(None, step.outcome.next_token[None], _NO_DRAFTS)
             round_ = self.finish(step, "plain", committed=following is not None)
@@ -240,6 +245,12 @@ class _Run:
     @property
     def n_left(self) -> int:
         return self.request.max_tokens - self.n_emitted
+
+    def ask_cap(self) -> int:
+        """The cap for the next round; asked once, also when it ends a run of plain steps."""
+        if self.asked is None:
+            self.asked = self.cap.next()
+        return self.asked
 
     def next_key(self) -> mx.array:
         """Fresh randomness; made on the host, so that no chain of splits grows on the device."""
