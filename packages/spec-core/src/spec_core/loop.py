@@ -135,7 +135,6 @@ def _room(pair: Pair, prompt: list[int]) -> int:
 class _Step:
     """A target forward whose outcome has not been read yet."""
 
-    anchor: int | None  # None while the anchor itself is unread
     draft: Draft
     output: TargetOutput
     outcome: Acceptance
@@ -177,7 +176,7 @@ class _Run:
     def rounds(self, on_prefill: Callable[[int, int], None] | None) -> Iterator[Round]:
         try:
             output = self.prefill(on_prefill)
-            first = self.finish(self.decide(None, _NO_DRAFTS, output), "prefill")
+            first = self.finish(self.decide(_NO_DRAFTS, output), "prefill")
             yield first
             done = first.finish_reason is not None
             while not done:
@@ -221,23 +220,22 @@ class _Run:
                 f'[draft] Drafter "{self.drafter.name}" must propose at most {cap} tokens, '
                 f"got {draft.n_drafted}."
             )
-        step = self.enqueue(self.anchor, mx.array([self.anchor], mx.int32), draft)
+        step = self.enqueue(mx.array([self.anchor], mx.int32), draft)
         yield self.finish(step, "verify" if draft.n_drafted else "plain")
 
     def plain_steps(self) -> Iterator[Round]:
         """Steps of one row, each enqueued before the one before it is read."""
-        step = self.enqueue(self.anchor, mx.array([self.anchor], mx.int32), _NO_DRAFTS)
+        step = self.enqueue(mx.array([self.anchor], mx.int32), _NO_DRAFTS)
         while True:
             following = None
             if self.n_left > 1 and min(self.ask_cap(), self.max_draft) < 1:
                 self.asked = None
                 self.target.commit(self.cache, 1)
-                following = self.enqueue(None, step.outcome.next_token[None], _NO_DRAFTS)
+                following = self.enqueue(step.outcome.next_token[None], _NO_DRAFTS)
             round_ = self.finish(step, "plain", committed=following is not None)
             yield round_
             if following is None or round_.finish_reason is not None:
                 return
-            following.anchor = self.anchor
             step = following
 
     # -- parts of a round ------------------------------------------------------------------------
@@ -256,18 +254,18 @@ class _Run:
         """Fresh randomness; made on the host, so that no chain of splits grows on the device."""
         return mx.random.key(self.keys.getrandbits(63))
 
-    def enqueue(self, anchor: int | None, anchor_row: mx.array, draft: Draft) -> _Step:
+    def enqueue(self, anchor_row: mx.array, draft: Draft) -> _Step:
         block = anchor_row
         if draft.n_drafted:
             # MLX does not check bounds; the accept rule refuses what is clipped here.
             drafts = mx.clip(draft.tokens, 0, self.target.vocab_size - 1).astype(mx.int32)
             block = mx.concatenate([anchor_row, drafts])  # (K + 1,)
         output = self.target.verify(block, self.cache, taps=self.taps)
-        step = self.decide(anchor, draft, output)
+        step = self.decide(draft, output)
         mx.async_eval(step.packed)
         return step
 
-    def decide(self, anchor: int | None, draft: Draft, output: TargetOutput) -> _Step:
+    def decide(self, draft: Draft, output: TargetOutput) -> _Step:
         """The accept rule on the target's settings, packed for one read."""
         sampling, logits = self.request.sampling, output.logits
         if self.seen is not None:
@@ -288,7 +286,7 @@ class _Run:
         header = [outcome.n_accepted, outcome.next_token, outcome.near_ties]
         header.append(n_bad[outcome.n_accepted])
         packed = mx.concatenate([mx.stack(header), draft.tokens.astype(mx.int32)])
-        return _Step(anchor, draft, output, outcome, packed)
+        return _Step(draft, output, outcome, packed)
 
     def finish(self, step: _Step, kind: RoundKind, *, committed: bool = False) -> Round:
         """Read the outcome, cut at a stop, commit, let the drafter observe."""
