@@ -17,7 +17,8 @@ class TextStream:
 
     Args:
         decode: Ids to text; a character cut in half appears as U+FFFD.
-        stop_strings: Non-empty strings that end the text; the text is cut just before the first.
+        stop_strings: Non-empty strings that end the text, or one alone; the text is cut just before
+            the first.
         prompt_tail: Ids just before the answer, so that a tokenizer that treats the first token of
             a text differently (a leading space) sees the answer in its place.
 
@@ -31,6 +32,8 @@ class TextStream:
         stop_strings: Sequence[str] = (),
         prompt_tail: Sequence[int] = (),
     ) -> None:
+        if isinstance(stop_strings, str):
+            stop_strings = (stop_strings,)
         if any(not stop for stop in stop_strings):
             raise ValueError("[stop] A stop string must have at least one character, got ''.")
         self._decode = decode
