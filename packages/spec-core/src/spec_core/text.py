@@ -6,9 +6,6 @@ it can no longer change or turn into a stop string.
 
 from collections.abc import Callable, Sequence
 
-# A character has at most 4 bytes, hence at most 4 byte tokens; more than this many tokens without
-# a whole character are bytes that form none.
-_MAX_PARTIAL_TOKENS = 8
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -61,8 +58,9 @@ class TextStream:
     def _new_text(self, *, final: bool = False) -> str:
         before = self._decode(self._ids[self._start : self._read])
         now = self._decode(self._ids[self._start :])
-        partial = now.endswith(_PARTIAL) and len(self._ids) - self._read <= _MAX_PARTIAL_TOKENS
-        if len(now) <= len(before) or (partial and not final):
+        # A run of bytes that form no character is held too: its end may still become one.
+        partial = now.endswith(_PARTIAL) and not final
+        if len(now) <= len(before) or partial:
             return ""
         self._start, self._read = self._read, len(self._ids)
         return now[len(before) :]
