@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
+
 from spec_core import FixedCap, Pair, Sampling, SpecError, generate
 from spec_core.testing import ScriptedDrafter, ToyCache, ToyDrafter, ToyTarget
 from spec_core.types import TargetOutput

@@ -5,6 +5,7 @@ import itertools
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from spec_core import Draft, Pair, Sampling, generate
 from spec_core.testing import ToyDrafter, ToyTarget
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
+
 from spec_core import Drafter, FixedCap, Pair, Round, Sampling, generate
 from spec_core.testing import ScriptedDrafter, ToyTarget
 

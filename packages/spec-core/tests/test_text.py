@@ -3,6 +3,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from spec_core.text import TextStream
 
 
