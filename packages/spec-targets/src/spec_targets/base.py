@@ -1,0 +1,177 @@
+"""An mlx-lm model behind the contract of spec-core: prefill, verify, commit, embed, unembed.
+
+Knows nothing about drafts or sampling. A model family says where its parts are (`families`), a
+cache entry says how it rolls back (`rollback`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from spec_core import LoadError, StateError, TargetOutput
+from spec_targets.exactness import find_inexact_op
+from spec_targets.families import Family
+from spec_targets.rollback import Rollback, replace_entry, rollback_for
+from spec_targets.taps import Taps
+
+_PROBE_IDS = (1, 2, 3)
+
+
+@dataclass(slots=True)
+class TargetCache:
+    """One sequence's state: the model's cache entries and how each rolls back."""
+
+    entries: list[Any]
+    rollbacks: list[Rollback]
+    offset: int = 0
+    n_open: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """True between `verify` and `commit`."""
+        return self.n_open > 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        return sum(entry.nbytes for entry in self.entries)
+
+
+class MlxTarget:
+    """A loaded mlx-lm model as target.
+
+    Args:
+        model: An mlx-lm model in evaluation mode.
+        family: Where its parts are.
+        model_type: The checkpoint's `model_type`, for messages.
+        context_length: Most positions the model was made for, or None.
+        n_heads: Query heads of an attention layer, for the exactness probe.
+
+    Raises:
+        LoadError: the family does not reproduce the model's own logits, or a cache entry cannot be
+            rolled back.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        family: Family,
+        model_type: str,
+        context_length: int | None = None,
+        n_heads: int = 1,
+    ) -> None:
+        self.model = model
+        self._n_heads = n_heads
+        self.model_type = model_type
+        self.context_length = context_length
+        self._family = family
+        self._taps = Taps(family.layers(model))
+        self.n_layers = len(family.layers(model))
+        self._embedding = family.embedding(model)
+        self.make_cache()  # refuses entries that cannot be rolled back
+        self.hidden_size, self.vocab_size, self.tap_refusal = self._probe()
+        self._exact: tuple[str | None] | None = None
+
+    @property
+    def exact_refusal(self) -> str | None:
+        """The op whose rows depend on their number, or None; measured at the first use."""
+        if self._exact is None:
+            cache = self.make_cache()
+            self.prefill(_PROBE_IDS, cache)
+            self._exact = (find_inexact_op(self.model, cache.entries, self._n_heads),)
+        return self._exact[0]
+
+    def make_cache(self) -> TargetCache:
+        """A new, empty cache."""
+        entries = [replace_entry(entry) for entry in make_prompt_cache(self.model)]
+        rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
+        return TargetCache(entries, rollbacks)
+
+    def prefill(
+        self, tokens: Sequence[int], cache: TargetCache, *, taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Append one chunk of the prompt; only its last row meets the head."""
+        if cache.is_open:
+            raise StateError("[prefill] The open block must be committed first.")
+        hidden, tapped = self._forward(mx.array(tokens, mx.int32), cache.entries, taps)
+        logits = self._family.head(self.model, hidden[:, -1:])[0]  # (1, V), lazy
+        cache.offset += len(tokens)
+        mx.eval([entry.state for entry in cache.entries], tapped)
+        mx.clear_cache()
+        return TargetOutput(logits, tapped)
+
+    def verify(
+        self, block: mx.array, cache: TargetCache, *, taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Forward a block and leave it open."""
+        if cache.is_open:
+            raise StateError(f"[verify] A block of {cache.n_open} rows is open. Call commit first.")
+        hidden, tapped = self._forward(block, cache.entries, taps)
+        cache.n_open = block.shape[0]
+        return TargetOutput(self._family.head(self.model, hidden)[0], tapped)
+
+    def commit(self, cache: TargetCache, n_keep: int) -> None:
+        """Close the open block and keep its first `n_keep` rows."""
+        n_rows = cache.n_open
+        if n_rows == 0:
+            raise StateError("[commit] No block is open. Call verify first.")
+        if not 0 <= n_keep <= n_rows:
+            raise ValueError(
+                f"[commit] n_keep must be 0..{n_rows} for the open block of {n_rows} rows, "
+                f"got {n_keep}."
+            )
+        for rollback in cache.rollbacks:
+            rollback.keep(n_rows, n_keep)
+        cache.offset += n_keep
+        cache.n_open = 0
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Rows of the raw table: (T,) -> (T, H)."""
+        return self._embedding(tokens)
+
+    def unembed(self, hidden: mx.array) -> mx.array:
+        """The raw head: (T, H) -> (T, V)."""
+        return self._family.raw_head(self.model, hidden)
+
+    def _forward(
+        self, tokens: mx.array, entries: list[Any], taps: Sequence[int]
+    ) -> tuple[mx.array, tuple[mx.array, ...]]:
+        """Ids (T,) to normed hidden states (1, T, H) and taps (T, H) each."""
+        if not taps:
+            return self._family.backbone(self.model, tokens[None], entries), ()
+        with self._taps.record(taps) as seen:
+            hidden = self._family.backbone(self.model, tokens[None], entries)
+            return hidden, tuple(seen[layer][0] for layer in taps)
+
+    def _probe(self) -> tuple[int, int, str | None]:
+        """Compare the parts with the model's own forward on a tiny input.
+
+        Returns:
+            H, V, and why layers cannot be tapped (None when they can).
+        """
+        ids = mx.array(_PROBE_IDS, mx.int32)
+        own = self.model(ids[None])[0]  # (T, V)
+        last = self.n_layers - 1
+        cache = self.make_cache()
+        hidden, (tap,) = self._forward(ids, cache.entries, (last,))
+        logits = self._family.head(self.model, hidden)[0]
+        if not _close(logits, own):
+            raise LoadError(
+                f'[targets] Family "{self.model_type}" must reproduce the model\'s own logits on a '
+                "tiny input, and does not. This checkpoint needs another mlx-lm version."
+            )
+        refusal = None
+        if not _close(self._family.norm(self.model, tap), hidden[0]):
+            refusal = f"the output of layer {last} does not lead to the model's own hidden states"
+        return hidden.shape[-1], logits.shape[-1], refusal
+
+
+def _close(got: mx.array, want: mx.array) -> bool:
+    """Equal up to rounding: 1% of the largest value."""
+    got, want = got.astype(mx.float32), want.astype(mx.float32)
+    close = mx.abs(got - want).max() <= 0.01 * mx.abs(want).max()
+    return bool(close.item())  # sync: once, at load
