@@ -36,7 +36,7 @@ def load(group: str, name: str) -> Any:
         )
     try:
         return found[0].load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a plugin's import may raise anything
         raise LoadError(
             f'[registry] "{name}" must be importable, got "{error}" from {_origin(found[0])}. '
             "Reinstall that distribution."
