@@ -178,11 +178,15 @@ class Cap(Protocol):
     """How many drafts are worth verifying in the next round."""
 
     def next(self) -> int:
-        """The cap, at least 0. 0 asks for a plain step, which the loop pipelines."""
+        """The cap, at least 0. 0 asks for a plain step, which the loop pipelines.
+
+        It may be called more than once between two rounds, and one round ahead: a plain step is
+        enqueued before the one before it is observed. So it must change nothing.
+        """
         ...
 
     def observe(self, round_: Round) -> None:
-        """Learn from a finished round."""
+        """Learn from a finished round; the first one of a sequence has kind "prefill"."""
         ...
 
 
