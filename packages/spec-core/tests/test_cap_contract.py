@@ -51,6 +51,25 @@ def test_offset_counts_committed_tokens_in_pipelined_and_verified_rounds(caps: l
         assert round_.offset == n - 1  # the newest token is the anchor, not in the cache yet
 
 
+def test_a_round_says_what_was_asked_for_when_the_drafter_gives_less():
+    drafter = ScriptedDrafter([0] * 3, len(PROMPT), vocab_size=12)  # runs out of answer
+    rounds = list(generate(Pair(ToyTarget(), drafter), PROMPT, max_tokens=9, cap=_Recorder([4])))
+    misses = [r for r in rounds[1:] if r.n_drafted == 0]
+    assert misses and all(r.kind == "plain" for r in misses)
+    n_emitted = 1
+    for round_ in rounds[1:]:
+        n_left = 9 - n_emitted
+        assert round_.cap == min(4, n_left - 1)
+        n_emitted += len(round_.tokens)
+
+
+def test_a_pipelined_step_asked_for_nothing():
+    rounds = list(
+        generate(Pair(ToyTarget(), ToyDrafter()), PROMPT, max_tokens=9, cap=_Recorder([0]))
+    )
+    assert [r.cap for r in rounds] == [0] * 9
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_confidence_comes_over_with_the_round(temperature: float):
     pair = Pair(ToyTarget(), _ConfidentDrafter())

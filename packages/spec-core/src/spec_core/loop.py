@@ -220,7 +220,7 @@ class _Run:
                 f"got {draft.n_drafted}."
             )
         step = self.enqueue(self.anchor, mx.array([self.anchor], mx.int32), draft)
-        yield self.finish(step, "verify" if draft.n_drafted else "plain")
+        yield self.finish(step, "verify" if draft.n_drafted else "plain", cap=cap)
 
     def plain_steps(self) -> Iterator[Round]:
         """Steps of one row, each enqueued before the one before it is read."""
@@ -279,7 +279,9 @@ class _Run:
             parts.append(floats_as_ints(draft.confidence))
         return _Step(anchor, draft, output, outcome, mx.concatenate(parts))
 
-    def finish(self, step: _Step, kind: RoundKind, *, committed: bool = False) -> Round:
+    def finish(
+        self, step: _Step, kind: RoundKind, *, cap: int = 0, committed: bool = False
+    ) -> Round:
         """Read the outcome, cut at a stop, commit, let the drafter observe."""
         values = host_ints(step.packed)  # sync: the one read of the round
         n_accepted, next_token, near_ties, n_bad = values[:_HEADER]
@@ -317,6 +319,7 @@ class _Run:
             finish_reason=reason,
             logits=step.output.logits[:n_keep] if self.with_logits else None,
             offset=self.cache.offset,
+            cap=cap,
             confidence=confidence,
         )
 
