@@ -72,13 +72,13 @@ def test_the_first_tokens_follow_the_target(mode, reference, p_value, alpha):
 
 def test_the_test_above_tells_other_settings_apart(reference, p_value, alpha):
     target = ToyTarget(VOCAB, scale=1.0)
-    counts = observed(target, DRAFTERS["full q"], Sampling(temperature=1.4), 1_000)
+    counts = observed(target, DRAFTERS["full q"], Sampling(temperature=1.4), 700)
     probs = joint(target, SETTINGS, reference)
     assert p_value(counts.sum(axis=(0, 1)), probs.sum(axis=(0, 1))) < alpha
 
 
 def test_a_drafter_that_overflows_costs_speed_and_nothing_else(reference, p_value, alpha):
     target, settings = ToyTarget(VOCAB, scale=1.0), Sampling(temperature=1.0)
-    counts = observed(target, Overflowing(VOCAB, max_draft=3), settings, 1_000)
+    counts = observed(target, Overflowing(VOCAB, max_draft=3), settings, 600)
     probs = joint(target, settings, reference)
     assert p_value(counts.sum(axis=(3, 4)), probs.sum(axis=(3, 4))) > alpha
