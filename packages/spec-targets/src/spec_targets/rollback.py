@@ -7,7 +7,7 @@ change the answer without a word.
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache
 
 from spec_core import LoadError
 from spec_targets.window import WindowCache
@@ -41,6 +41,7 @@ def replace_entry(entry: Any) -> Any:
 
 
 _STRATEGIES: dict[type, Callable[[Any], Rollback]] = {
+    ChunkedKVCache: Trim,
     KVCache: Trim,
     WindowCache: Trim,
 }
