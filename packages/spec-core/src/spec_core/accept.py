@@ -32,8 +32,9 @@ def accept_residual(
     """Sampling: keep d with probability min(1, p(d) / q(d)), else draw from norm(max(0, p - q)).
 
     The emitted tokens then follow p exactly, whatever q is, as long as each draft was drawn from
-    its row of q. A row of q that holds no numbers (an overflow in the drafter) is never accepted
-    and its replacement is drawn from p itself.
+    its row of q. Where a row of q holds anything but numbers (an overflow in the drafter) the draft
+    is not accepted and its replacement is drawn from p itself. Nor is a draft outside the
+    vocabulary accepted.
 
     Args:
         target_probs: p over `[anchor, d1..dK]`, shape (K + 1, V), float32.
@@ -41,23 +42,26 @@ def accept_residual(
         draft_probs: q, shape (K, V), float32; None means one-hot at the drafts.
         key: Randomness of this round.
     """
-    n_drafts = drafts.shape[0]
+    n_drafts, vocab_size = drafts.shape[0], target_probs.shape[-1]
     accept_key, draw_key = mx.random.split(key)
     rows = mx.arange(n_drafts)
-    p = target_probs[rows, drafts]  # (K,)
-    q = mx.ones_like(p) if draft_probs is None else draft_probs[rows, drafts]
+    column = mx.clip(drafts, 0, vocab_size - 1)  # MLX does not check bounds
+    p = mx.where(column == drafts, target_probs[rows, column], 0.0)  # (K,)
+    if draft_probs is None:
+        q = mx.ones_like(p)
+    else:
+        q = draft_probs[rows, column]
+        p = mx.where(mx.isfinite(draft_probs.sum(axis=-1)), p, -mx.inf)
     u = mx.random.uniform(shape=(n_drafts,), key=accept_key)
-    # u < p / q without the division; u is in [0, 1), so p = 0 must be named.
-    n_accepted = _longest_prefix((u * q < p) & (p > 0))
+    n_accepted = _longest_prefix(u * q < p)  # u < p / q without the division; never where p <= 0
 
     if draft_probs is None:
-        vocab = mx.arange(target_probs.shape[-1])
         padded = mx.concatenate([drafts, mx.array([-1], mx.int32)])
-        q_row = (padded[n_accepted] == vocab).astype(mx.float32)  # all zero for the bonus row
+        q_row = (padded[n_accepted] == mx.arange(vocab_size)).astype(mx.float32)
     else:
-        bonus = mx.zeros((1, target_probs.shape[-1]))
+        bonus = mx.zeros((1, vocab_size))
         q_row = mx.concatenate([draft_probs.astype(mx.float32), bonus])[n_accepted]
-        q_row = mx.where(mx.isnan(q_row), 0.0, q_row)
+        q_row = mx.where(mx.isfinite(q_row).all(), q_row, 0.0)
     next_token = draw(residual(target_probs[n_accepted], q_row), draw_key)
     return Acceptance(n_accepted, next_token, mx.array(0, mx.int32))
 

@@ -23,7 +23,7 @@ from spec_core.text import TextStream
 from spec_core.types import Acceptance, Draft, FinishReason, Round, RoundKind, TargetOutput
 
 _NO_DRAFTS = Draft(mx.zeros((0,), mx.int32), source="target")
-_HEADER = 4  # n_accepted, next_token, near_ties, NaN rows; then the drafts
+_HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts
 
 
 def generate(
@@ -135,7 +135,6 @@ def _room(pair: Pair, prompt: list[int]) -> int:
 class _Step:
     """A target forward whose outcome has not been read yet."""
 
-    anchor: int | None  # None while the anchor itself is unread
     draft: Draft
     output: TargetOutput
     outcome: Acceptance
@@ -153,7 +152,10 @@ class _Run:
         self.drafter = request.pair.drafter
         self.taps = self.drafter.taps if self.drafter is not None else ()
         max_draft = self.drafter.max_draft if self.drafter is not None else 0
-        self.cap = FixedCap(0) if self.drafter is None else cap or FixedCap(max_draft)
+        if self.drafter is None or cap is None:
+            cap = FixedCap(max_draft)
+        self.cap = cap
+        self.asked: int | None = None  # what the cap said for the next round
         self.max_draft = max_draft
         self.cache = cache if cache is not None else self.target.make_cache()
         if cache is None and self.drafter is not None:
@@ -174,11 +176,12 @@ class _Run:
     def rounds(self, on_prefill: Callable[[int, int], None] | None) -> Iterator[Round]:
         try:
             output = self.prefill(on_prefill)
-            first = self.finish(self.decide(None, _NO_DRAFTS, output), "prefill")
+            first = self.finish(self.decide(_NO_DRAFTS, output), "prefill")
             yield first
             done = first.finish_reason is not None
             while not done:
-                cap = min(self.cap.next(), self.max_draft, self.n_left - 1)
+                cap = min(self.ask_cap(), self.max_draft, self.n_left - 1)
+                self.asked = None
                 for round_ in self.plain_steps() if cap < 1 else self.one_round(cap):
                     self.cap.observe(round_)
                     done = round_.finish_reason is not None
@@ -217,22 +220,22 @@ class _Run:
                 f'[draft] Drafter "{self.drafter.name}" must propose at most {cap} tokens, '
                 f"got {draft.n_drafted}."
             )
-        step = self.enqueue(self.anchor, mx.array([self.anchor], mx.int32), draft)
+        step = self.enqueue(mx.array([self.anchor], mx.int32), draft)
         yield self.finish(step, "verify" if draft.n_drafted else "plain")
 
     def plain_steps(self) -> Iterator[Round]:
         """Steps of one row, each enqueued before the one before it is read."""
-        step = self.enqueue(self.anchor, mx.array([self.anchor], mx.int32), _NO_DRAFTS)
+        step = self.enqueue(mx.array([self.anchor], mx.int32), _NO_DRAFTS)
         while True:
             following = None
-            if self.n_left > 1 and min(self.cap.next(), self.max_draft) < 1:
+            if self.n_left > 1 and min(self.ask_cap(), self.max_draft) < 1:
+                self.asked = None
                 self.target.commit(self.cache, 1)
-                following = self.enqueue(None, step.outcome.next_token[None], _NO_DRAFTS)
+                following = self.enqueue(step.outcome.next_token[None], _NO_DRAFTS)
             round_ = self.finish(step, "plain", committed=following is not None)
             yield round_
             if following is None or round_.finish_reason is not None:
                 return
-            following.anchor = self.anchor
             step = following
 
     # -- parts of a round ------------------------------------------------------------------------
@@ -241,20 +244,28 @@ class _Run:
     def n_left(self) -> int:
         return self.request.max_tokens - self.n_emitted
 
+    def ask_cap(self) -> int:
+        """The cap for the next round; asked once, also when it ends a run of plain steps."""
+        if self.asked is None:
+            self.asked = self.cap.next()
+        return self.asked
+
     def next_key(self) -> mx.array:
         """Fresh randomness; made on the host, so that no chain of splits grows on the device."""
         return mx.random.key(self.keys.getrandbits(63))
 
-    def enqueue(self, anchor: int | None, anchor_row: mx.array, draft: Draft) -> _Step:
+    def enqueue(self, anchor_row: mx.array, draft: Draft) -> _Step:
         block = anchor_row
         if draft.n_drafted:
-            block = mx.concatenate([anchor_row, draft.tokens.astype(mx.int32)])  # (K + 1,)
+            # MLX does not check bounds; the accept rule refuses what is clipped here.
+            drafts = mx.clip(draft.tokens, 0, self.target.vocab_size - 1).astype(mx.int32)
+            block = mx.concatenate([anchor_row, drafts])  # (K + 1,)
         output = self.target.verify(block, self.cache, taps=self.taps)
-        step = self.decide(anchor, draft, output)
+        step = self.decide(draft, output)
         mx.async_eval(step.packed)
         return step
 
-    def decide(self, anchor: int | None, draft: Draft, output: TargetOutput) -> _Step:
+    def decide(self, draft: Draft, output: TargetOutput) -> _Step:
         """The accept rule on the target's settings, packed for one read."""
         sampling, logits = self.request.sampling, output.logits
         if self.seen is not None:
@@ -269,11 +280,13 @@ class _Run:
             # Known before the read, so that pipelined steps see it; blocks add theirs in finish().
             counts = self.seen.answer.at[outcome.next_token].add(1.0)
             self.seen = Seen(self.seen.prompt, counts)
-        n_bad = mx.cumsum(mx.isnan(output.logits).any(axis=-1).astype(mx.int32))
+        # A row without NaN whose best logit is finite has a distribution; -inf masks a token.
+        sound = mx.isfinite(logits.max(axis=-1)) & ~mx.isnan(logits).any(axis=-1)
+        n_bad = mx.cumsum((~sound).astype(mx.int32))
         header = [outcome.n_accepted, outcome.next_token, outcome.near_ties]
         header.append(n_bad[outcome.n_accepted])
         packed = mx.concatenate([mx.stack(header), draft.tokens.astype(mx.int32)])
-        return _Step(anchor, draft, output, outcome, packed)
+        return _Step(draft, output, outcome, packed)
 
     def finish(self, step: _Step, kind: RoundKind, *, committed: bool = False) -> Round:
         """Read the outcome, cut at a stop, commit, let the drafter observe."""
@@ -281,8 +294,8 @@ class _Run:
         n_accepted, next_token, near_ties, n_bad = values[:_HEADER]
         if n_bad:
             raise NumericsError(
-                "[generate] The target's logits must be numbers, got NaN. The weights or the "
-                "compute type overflow; no token was taken from them."
+                "[generate] The target's logits must be numbers, got NaN or infinity. The "
+                "weights, the compute type or a penalty overflow; no token was taken from them."
             )
         drafts = values[_HEADER:]
         tokens, text, reason = self.cut([*drafts[:n_accepted], next_token])

@@ -178,7 +178,10 @@ class Cap(Protocol):
     """How many drafts are worth verifying in the next round."""
 
     def next(self) -> int:
-        """The cap, at least 0. 0 asks for a plain step, which the loop pipelines."""
+        """The cap, at least 0. 0 asks for a plain step, which the loop pipelines.
+
+        Asked once a round; for a plain step before the round ahead of it has been observed.
+        """
         ...
 
     def observe(self, round_: Round) -> None:

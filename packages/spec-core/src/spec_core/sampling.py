@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+# Temperatures beyond these have the same effect, and in float32 would turn into 0 or infinity.
+_COLDEST, _HOTTEST = 1e-30, 1e30
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -31,6 +34,7 @@ class Sampling:
 
     Raises:
         ValueError: a setting is outside its range.
+        TypeError: top_k or seed is not a whole number.
     """
 
     temperature: float = 0.0
@@ -51,6 +55,9 @@ class Sampling:
         )
         if not all(math.isfinite(x) for x in finite):
             raise ValueError(f"[sampling] settings must be finite numbers, got {self}.")
+        for name, value in (("top_k", self.top_k), ("seed", 0 if self.seed is None else self.seed)):
+            if not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"[sampling] {name} must be a whole number, got {value!r}.")
         if self.temperature < 0:
             raise ValueError(f"[sampling] temperature must be >= 0, got {self.temperature}.")
         if self.top_k < 0:
@@ -147,7 +154,8 @@ def target_probs(logits: mx.array, settings: Sampling) -> mx.array:
         raise ValueError("[sampling] temperature must be > 0 here; greedy takes the arg-max.")
     logits = logits.astype(mx.float32)
     # Subtracting the row maximum first keeps tiny temperatures from overflowing.
-    logits = (logits - logits.max(axis=-1, keepdims=True)) / settings.temperature
+    temperature = min(max(settings.temperature, _COLDEST), _HOTTEST)
+    logits = (logits - logits.max(axis=-1, keepdims=True)) / temperature
     vocab_size = logits.shape[-1]
     if 0 < settings.top_k < vocab_size:
         logits = _keep_top_k(logits, settings.top_k)
