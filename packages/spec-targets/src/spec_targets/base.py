@@ -114,6 +114,8 @@ class MlxTarget:
         """Forward a block and leave it open."""
         if cache.is_open:
             raise StateError(f"[verify] A block of {cache.n_open} rows is open. Call commit first.")
+        for rollback in cache.rollbacks:
+            rollback.open()
         done = self._forward(block, cache.entries, taps)
         cache.n_open = block.shape[0]
         return TargetOutput(done.logits, done.taps)

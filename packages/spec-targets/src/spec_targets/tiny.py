@@ -88,6 +88,38 @@ _GEMMA4 = {
     "global_head_dim": 16,
     "tie_word_embeddings": True,
 }
+_GATED_DELTA = {
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+_MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_d_ssm": 32,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_n_groups": 1,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "mamba_rms_norm": True,
+    "mamba_chunk_size": 8,
+}
+_SHORT_CONV = {
+    "num_hidden_layers": 4,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "block_dim": 32,
+    "block_ff_dim": 48,
+    "block_multiple_of": 8,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": False,
+    "layer_types": ["conv", _FULL, "conv", _FULL],
+}
 _SPECIAL: dict[str, dict[str, Any]] = {
     "apertus": {"post_norm": True, "qk_norm": True},
     "dbrx": {
@@ -101,6 +133,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "exaone": {"num_layers": 3, "tie_word_embeddings": True},
     "exaone4": {"rope_scaling": {"rope_type": "default"}, "sliding_window_pattern": "LLG"},
     "exaone_moe": {"is_moe_layer": [False, True, True]},
+    "falcon_h1": _MAMBA,
     "gemma3n": {
         "num_hidden_layers": 4,
         "layer_types": [_SLIDING, _FULL, _SLIDING, _FULL],
@@ -116,6 +149,11 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "laurel_rank": 4,
     },
     "gemma4_text": _GEMMA4,
+    "granitemoehybrid": {
+        **_MAMBA,
+        "layer_types": ["mamba", "mamba", "attention"],
+        "shared_intermediate_size": 24,
+    },
     "gptj": {"rotary_dim": 8},
     "hunyuan": {
         "moe_topk": 2,
@@ -127,6 +165,8 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1000.0},
     },
     "laguna": {"num_hidden_layers": 4, "layer_types": [_FULL, _SLIDING, _SLIDING, _FULL]},
+    "lfm2": _SHORT_CONV,
+    "lfm2_moe": {**_SHORT_CONV, "use_expert_bias": True},
     "llama4_inner": {
         "num_hidden_layers": 4,
         "attention_chunk_size": 16,
@@ -135,6 +175,15 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 1,
     },
     "llama4_text": {"intermediate_size_mlp": 48, "no_rope_layers": [1, 1, 0]},
+    "mamba2": {
+        "num_heads": 4,
+        "state_size": 8,
+        "conv_kernel": 4,
+        "n_groups": 1,
+        "use_conv_bias": True,
+        "time_step_limit": [0.001, 100.0],
+        "time_step_rank": 2,
+    },
     "mellum": {"rope_parameters": {_SLIDING: _ROPE, _FULL: _ROPE}},
     "mimo_v2_flash": {
         "hybrid_layer_pattern": [1, 1, 0],
@@ -163,6 +212,18 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     },
     "nanbeige": {"num_loops": 2},
     "nemotron": {"hidden_act": "relu2"},
+    "nemotron_h": {
+        "num_hidden_layers": 5,
+        "hybrid_override_pattern": ["M", "-", "*", "M", "E"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 8,
+        "mamba_proj_bias": False,
+        "ssm_state_size": 8,
+        "conv_kernel": 4,
+        "n_groups": 2,
+        "use_conv_bias": True,
+        "moe_shared_expert_intermediate_size": 24,
+    },
     "nemotron-nas": {
         "block_configs": [
             {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}},
@@ -170,9 +231,27 @@ _SPECIAL: dict[str, dict[str, Any]] = {
             {"attention": {"n_heads_in_group": 4}, "ffn": {"ffn_mult": 1.0}},
         ]
     },
+    "olmo_hybrid": {
+        **_GATED_DELTA,
+        "layer_types": ["linear_attention", "linear_attention", _FULL],
+        "linear_allow_neg_eigval": True,
+        "num_key_value_heads": 4,
+    },
     "phi3": {"num_key_value_heads": 4},
     "plamo": {"num_key_value_heads": 4, "n_shared_head": 2, "num_attention_heads": 8},
+    "plamo2": {
+        "mamba_num_heads": 4,
+        "mamba_d_conv": 4,
+        "mamba_d_state": 8,
+        "mamba_step": 2,
+        "hidden_size_per_head": 8,
+        "mamba_enabled": True,
+        "full_attention_idx": [],
+    },
     "qwen2": {"tie_word_embeddings": True},
+    "qwen3_5": {**_GATED_DELTA, "num_experts": 0},
+    "qwen3_5_moe": _GATED_DELTA,
+    "qwen3_next": {**_GATED_DELTA, "mlp_only_layers": [1]},
     "spark2_5": {"rope_parameters": {_SLIDING: _ROPE, _FULL: _ROPE}},
     "stablelm": {"use_qkv_bias": True},
     "step3p5": {"num_attention_groups": 2, "moe_top_k": 2, "share_expert_dim": 24},
@@ -181,10 +260,13 @@ _TEXT_OF = {  # multimodal model type -> the text model inside
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n",
     "gemma4": "gemma4_text",
+    "lfm2-vl": "lfm2",
     "llama4": "llama4_inner",
     "mistral3": "ministral3",
     "pixtral": "llama",
     "qwen2_vl": "qwen2",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5_moe",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
 }
