@@ -11,6 +11,7 @@ from spec_core.errors import LoadError
 
 DRAFTERS = "spec_core.drafters"
 TARGETS = "spec_core.targets"
+LOADERS = "spec_core.loaders"  # "target" and "drafter": from a name or folder to a ready object
 
 
 def names(group: str) -> list[str]:

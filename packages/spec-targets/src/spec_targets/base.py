@@ -15,8 +15,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from spec_core import LoadError, StateError, TargetOutput
 from spec_targets.exactness import find_inexact_op
 from spec_targets.families import Family
+from spec_targets.forward import Forward, Pass
 from spec_targets.rollback import Rollback, replace_entry, rollback_for
-from spec_targets.taps import Taps
 
 _PROBE_IDS = (1, 2, 3)
 
@@ -65,15 +65,20 @@ class MlxTarget:
         n_heads: int = 1,
     ) -> None:
         self.model = model
-        self._n_heads = n_heads
         self.model_type = model_type
         self.context_length = context_length
         self._family = family
-        self._taps = Taps(family.layers(model))
-        self.n_layers = len(family.layers(model))
-        self._embedding = family.embedding(model)
-        self.make_cache()  # refuses entries that cannot be rolled back
-        self.hidden_size, self.vocab_size, self.tap_refusal = self._probe()
+        self._n_heads = n_heads
+        self._embedding: Any = family.embedding(model)
+        ids = mx.array(_PROBE_IDS, mx.int32)
+        own = model(ids[None], cache=make_prompt_cache(model))[0]  # (T, V), before any change
+        mx.eval(own)
+        family.prepare(model)
+        self._forward = Forward(model, family)
+        self.n_layers = self._forward.taps.n_layers
+        self.hidden_size = self.embed(ids).shape[-1]
+        self.vocab_size = own.shape[-1]
+        self.tap_refusal = self._probe(ids, own)
         self._exact: tuple[str | None] | None = None
 
     @property
@@ -97,12 +102,11 @@ class MlxTarget:
         """Append one chunk of the prompt; only its last row meets the head."""
         if cache.is_open:
             raise StateError("[prefill] The open block must be committed first.")
-        hidden, tapped = self._forward(mx.array(tokens, mx.int32), cache.entries, taps)
-        logits = self._family.head(self.model, hidden[:, -1:])[0]  # (1, V), lazy
+        done = self._forward(mx.array(list(tokens), mx.int32), cache.entries, taps, last_only=True)
         cache.offset += len(tokens)
-        mx.eval([entry.state for entry in cache.entries], tapped)
+        mx.eval([entry.state for entry in cache.entries], done.taps)
         mx.clear_cache()
-        return TargetOutput(logits, tapped)
+        return TargetOutput(done.logits, done.taps)  # logits (1, V), lazy
 
     def verify(
         self, block: mx.array, cache: TargetCache, *, taps: Sequence[int] = ()
@@ -110,9 +114,11 @@ class MlxTarget:
         """Forward a block and leave it open."""
         if cache.is_open:
             raise StateError(f"[verify] A block of {cache.n_open} rows is open. Call commit first.")
-        hidden, tapped = self._forward(block, cache.entries, taps)
+        for rollback in cache.rollbacks:
+            rollback.open()
+        done = self._forward(block, cache.entries, taps)
         cache.n_open = block.shape[0]
-        return TargetOutput(self._family.head(self.model, hidden)[0], tapped)
+        return TargetOutput(done.logits, done.taps)
 
     def commit(self, cache: TargetCache, n_keep: int) -> None:
         """Close the open block and keep its first `n_keep` rows."""
@@ -137,37 +143,36 @@ class MlxTarget:
         """The raw head: (T, H) -> (T, V)."""
         return self._family.raw_head(self.model, hidden)
 
-    def _forward(
-        self, tokens: mx.array, entries: list[Any], taps: Sequence[int]
-    ) -> tuple[mx.array, tuple[mx.array, ...]]:
-        """Ids (T,) to normed hidden states (1, T, H) and taps (T, H) each."""
-        if not taps:
-            return self._family.backbone(self.model, tokens[None], entries), ()
-        with self._taps.record(taps) as seen:
-            hidden = self._family.backbone(self.model, tokens[None], entries)
-            return hidden, tuple(seen[layer][0] for layer in taps)
-
-    def _probe(self) -> tuple[int, int, str | None]:
-        """Compare the parts with the model's own forward on a tiny input.
+    def _probe(self, ids: mx.array, own: mx.array) -> str | None:
+        """Compare the watched model with what it said on a tiny input before it was watched.
 
         Returns:
-            H, V, and why layers cannot be tapped (None when they can).
+            Why layers cannot be tapped, or None.
         """
-        ids = mx.array(_PROBE_IDS, mx.int32)
-        own = self.model(ids[None])[0]  # (T, V)
         last = self.n_layers - 1
-        cache = self.make_cache()
-        hidden, (tap,) = self._forward(ids, cache.entries, (last,))
-        logits = self._family.head(self.model, hidden)[0]
-        if not _close(logits, own):
+        done = self._forward(ids, self.make_cache().entries, (last,))
+        if not _close(done.logits, own):
             raise LoadError(
                 f'[targets] Family "{self.model_type}" must reproduce the model\'s own logits on a '
                 "tiny input, and does not. This checkpoint needs another mlx-lm version."
             )
-        refusal = None
-        if not _close(self._family.norm(self.model, tap), hidden[0]):
-            refusal = f"the output of layer {last} does not lead to the model's own hidden states"
-        return hidden.shape[-1], logits.shape[-1], refusal
+        return self._tap_refusal(done, last)
+
+    def _tap_refusal(self, done: Pass, last: int) -> str | None:
+        """Why a drafter may not read taps or use the raw ends, or None.
+
+        The last layer's output must lead to the backbone's own, and that through the raw head to
+        the model's own arg-maxima (its multiplier and softcap keep the order).
+        """
+        (tap,) = done.taps
+        if tap.shape != done.hidden.shape or not _close(
+            self._family.norm(self.model, tap), done.hidden
+        ):
+            return f"the output of layer {last} does not lead to the model's own hidden states"
+        raw, own = self.unembed(done.hidden), done.logits
+        if not mx.array_equal(mx.argmax(raw, axis=-1), mx.argmax(own, axis=-1)).item():
+            return "the raw head does not lead to the model's own arg-maxima"
+        return None
 
 
 def _close(got: mx.array, want: mx.array) -> bool:
