@@ -31,6 +31,9 @@ KINDS = {
     "mamba-2": "mamba2",
     "mamba-2 with experts and attention": "nemotron_h",
     "mamba-2 beside attention in one layer": "falcon_h1",
+    "latent attention": "deepseek_v3",
+    "latent attention, twice a layer": "longcat_flash",
+    "latent attention and gated delta": "kimi_linear",
     "short convolution": "lfm2",
     "short convolution with experts": "lfm2_moe",
 }
@@ -77,10 +80,10 @@ def follow(target, model, *, n_rounds, max_block=7, seed=0, taps=()):
     """Play random rounds on the target; compare logits and state with the reference each time."""
     rng = random.Random(seed)
     reference, cache = Reference(model), target.make_cache()
-    prompt = [rng.randrange(VOCAB) for _ in range(41)]
-    for start in range(0, len(prompt), 16):  # chunk edges inside the prompt and the window
-        reference.prefill(prompt[start : start + 16])
-        target.prefill(prompt[start : start + 16], cache)
+    prompt = [rng.randrange(VOCAB) for _ in range(60)]
+    for start in range(0, len(prompt), 30):  # a chunk edge inside the prompt, past the window
+        reference.prefill(prompt[start : start + 30])
+        target.prefill(prompt[start : start + 30], cache)
     n_committed = len(prompt)
     for n_round in range(n_rounds):
         block = [rng.randrange(VOCAB) for _ in range(rng.randint(1, max_block))]
