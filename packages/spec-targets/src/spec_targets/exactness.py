@@ -126,6 +126,8 @@ def _attention_width(
 ) -> int | None:
     """The smallest width at which the first row's attention changes its bits, or None."""
     widest = max(_WIDTHS)
+    if n_heads % n_kv:
+        n_heads = n_kv  # layers of one model may differ in their heads
     q, k, v = (
         mx.random.normal((1, heads, rows, head_dim), key=mx.random.key(i)).astype(dtype)
         for i, (heads, rows) in enumerate(
