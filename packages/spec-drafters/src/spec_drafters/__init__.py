@@ -1,5 +1,7 @@
 """Drafters for speculative decoding on MLX: they propose, the target of spec-core decides."""
 
+from spec_drafters.dflash import DFlashDrafter
+from spec_drafters.dspark import DSparkDrafter
 from spec_drafters.lookup import LookupDrafter
 
-__all__ = ["LookupDrafter"]
+__all__ = ["DFlashDrafter", "DSparkDrafter", "LookupDrafter"]

@@ -12,6 +12,7 @@ from mlx_lm.utils import MODEL_REMAPPING, load_model, load_tokenizer
 from spec_core import LoadError, registry
 from spec_targets.base import MlxTarget
 from spec_targets.families import FAMILIES, Family
+from spec_targets.hub import locate
 from spec_targets.refuse import (
     ELSEWHERE,
     refuse_absent_model,
@@ -23,16 +24,16 @@ from spec_targets.tokenizer import HfTokenizer
 
 
 def load_target(
-    path: str | Path,
+    model: str | Path,
     *,
     dtype: mx.Dtype | None = None,
     kv_bits: int | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[MlxTarget, HfTokenizer]:
-    """Load an mlx-lm checkpoint folder.
+    """Load an mlx-lm checkpoint.
 
     Args:
-        path: Folder with config.json, safetensors and tokenizer files.
+        model: A folder with config.json, safetensors and tokenizer files, or a hub id.
         dtype: Compute type; without it the checkpoint's own, except on the CPU backend, which
             computes in float32 (its 16-bit quantised matmul accumulates in 16 bits).
         kv_bits: Hold keys and values in 4 or 8 bits from the first token; see `quantised`.
@@ -41,7 +42,7 @@ def load_target(
     Raises:
         LoadError: the folder is not a checkpoint this package can run.
     """
-    folder = Path(path)
+    folder = locate(model)
     config = read_config(folder)
     refuse_remote_code(folder, config, trust_remote_code)
     model_type = config["model_type"]
@@ -49,20 +50,20 @@ def load_target(
     refuse_quantisation(config)
     refuse_missing_weights(folder)
     try:
-        model, _ = load_model(folder, lazy=True, trust_remote_code=trust_remote_code)
+        network, _ = load_model(folder, lazy=True, trust_remote_code=trust_remote_code)
         if dtype is None and mx.default_device() == mx.cpu:
             dtype = mx.float32
         if dtype is not None:
-            model.set_dtype(dtype)
-        mx.eval(model.parameters())
-        model.eval()
+            network.set_dtype(dtype)
+        mx.eval(network.parameters())
+        network.eval()
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         raise LoadError(
             f'[load] mlx-lm must be able to load "{folder}", and says: {_first_line(error)}'
         ) from error
     text_config = config.get("text_config", config)
     target = MlxTarget(
-        model,
+        network,
         family,
         model_type,
         context_length=text_config.get("max_position_embeddings"),
