@@ -228,7 +228,7 @@ def matmul_problem(shape: MatmulShape, where: str, **build: Any) -> str | None:
         for rows in (MAX_ROWS, 9, 8, 1):
             got = matmul(x[:rows], poison=True)
             error = relative_error(got, want[:rows])
-            if not error <= TOLERANCE[dtype]:
+            if not error <= TOLERANCE[dtype] * (2 if kind == "outliers" else 1):
                 return f"error {error:.1e} on {kind} data at {rows} rows"
             if not bool(mx.array_equal(got, full[:rows])):
                 return f"rows are not independent at {rows} rows"
