@@ -6,6 +6,7 @@ import metal_emulator
 import mlx.core as mx
 import pytest
 from metal_emulator import Options, last_report
+
 from spec_kernels import KernelError, row_attention, row_attention_metal, row_attention_ops
 from spec_kernels.gate import AttentionShape, attention_problem, relative_error
 from spec_kernels.row_attention import FAR, NEAR, SHIFT, n_chunks
