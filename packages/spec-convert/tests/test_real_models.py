@@ -8,9 +8,10 @@ import pytest
 import regex
 from mlx_lm import generate
 from mlx_lm.utils import load, load_model
+from tokenizers import Tokenizer
+
 from spec_convert import convert, verify
 from spec_convert.source import Source
-from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.weights
 IDS = [504, 3575, 282, 4649, 314, 260, 1463, 28, 284, 7042, 49000, 12, 99]

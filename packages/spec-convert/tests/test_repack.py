@@ -2,6 +2,7 @@ import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from spec_convert.errors import ConvertError
 from spec_convert.repack import LAYOUTS, Packed, ScaleOverflowError, repack
 

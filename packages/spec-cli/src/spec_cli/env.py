@@ -1,0 +1,22 @@
+"""The only place that reads environment variables."""
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+
+def debug() -> bool:
+    """SPEC_DEBUG=1 shows tracebacks."""
+    return os.environ.get("SPEC_DEBUG", "") not in ("", "0")
+
+
+def cache_dir() -> Path:
+    """SPEC_CACHE_DIR, else the user's cache folder; not created here."""
+    chosen = os.environ.get("SPEC_CACHE_DIR")
+    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("spec"))
+
+
+def preloaded() -> str:
+    """LD_PRELOAD, which decides about the BLAS on Linux CPU."""
+    return os.environ.get("LD_PRELOAD", "")
