@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+
 from spec_convert import ConvertError, convert, verify
 from spec_convert.tensorfile import TensorFolder
 

@@ -12,6 +12,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import load_model
 from safetensors.numpy import load_file
+
 from spec_convert import convert, verify
 
 Kind = gguf.GGMLQuantizationType

@@ -1,4 +1,5 @@
 import pytest
+
 from spec_convert.container import Container, TensorInfo
 from spec_convert.errors import ConvertError
 from spec_convert.facts import Facts
