@@ -88,26 +88,22 @@ def convert(
         architecture = None if raw_names else architecture_of(container.metadata)
         facts = None if architecture is None else Facts(container, opened.vector)
         documents = _documents(architecture, facts, tokenizer)
-        wide: set[str] = set()
-        while True:
+
+        def write(wide: bool) -> tuple[list[TensorReport], tuple[str, ...]]:
             plan = make_plan(container, architecture, facts, options, wide)
             _check_space(target, plan)
-            try:
-                with staged_folder(target, force) as folder:
-                    _write_documents(folder, documents, plan)
-                    shards = _shards(plan.tensors, shard_bytes)
-                    reports = _write_weights(opened, folder, shards, exact_only, progress)
-                break
-            except _NeedsWideScalesError as error:
-                wide.add(error.name)
+            with staged_folder(target, force) as folder:
+                _write_documents(folder, documents, plan)
+                shards = _shards(plan.tensors, shard_bytes)
+                return _write_weights(opened, folder, shards, exact_only, progress), plan.dropped
+
+        try:
+            reports, dropped = write(wide=False)
+        except ScaleOverflowError:
+            # Weights beyond 500 do not occur in real models, so start again once, wider.
+            reports, dropped = write(wide=True)
     name = container.metadata.text("general.architecture", "")
-    return Report(target, name, tuple(reports), plan.dropped, time.perf_counter() - begin)
-
-
-class _NeedsWideScalesError(Exception):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    return Report(target, name, tuple(reports), dropped, time.perf_counter() - begin)
 
 
 def _float_type(dtype: str | None) -> FloatType | None:
@@ -180,15 +176,12 @@ def _write_tensor(
 ) -> TensorReport:
     meter = ErrorMeter()
     entries = tensor.entries
-    try:
-        for piece in pieces(source, tensor, meter):
-            for entry, array in zip(entries, piece.arrays, strict=True):
-                writer.append(entry.name, array)
-            done += piece.n_bytes_read
-            if progress is not None:
-                progress(done, total, tensor.info.name)
-    except ScaleOverflowError as error:
-        raise _NeedsWideScalesError(tensor.info.name) from error
+    for piece in pieces(source, tensor, meter):
+        for entry, array in zip(entries, piece.arrays, strict=True):
+            writer.append(entry.name, array)
+        done += piece.n_bytes_read
+        if progress is not None:
+            progress(done, total, tensor.info.name)
     storage = tensor.storage
     return TensorReport(
         source=tensor.info.name,

@@ -155,6 +155,11 @@ def block_float_values(words: Array, scales: Array, group: int) -> Array:
 def _codes(words: Array, shape: tuple[int, ...], group: int) -> Array:
     n_rows, n_groups = shape
     n_bits = words.shape[1] * 32 // (n_groups * group)
-    stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
+    data = np.ascontiguousarray(words).view(np.uint8)
+    if n_bits in (2, 4, 8):
+        places = np.arange(0, 8, n_bits, dtype=np.uint8)
+        fields = (data[:, :, None] >> places) & np.uint8((1 << n_bits) - 1)
+        return fields.reshape(n_rows, n_groups, group)
+    stream = np.unpackbits(data, axis=1, bitorder="little")
     digits = stream.reshape(n_rows, n_groups, group, n_bits)
     return (digits << np.arange(n_bits, dtype=np.uint8)).sum(axis=3, dtype=np.uint8)
