@@ -44,7 +44,8 @@ def pair_nibbles(quants: Bytes) -> Bytes:
     """Low nibbles first and high nibbles second become neighbours in one stream.
 
     Args:
-        quants: shape (n, w), w a multiple of 8, rows contiguous; byte i holds values i (low) and w + i (high).
+        quants: shape (n, w), w a multiple of 8, rows contiguous; byte i holds values i (low) and
+            w + i (high).
 
     Returns:
         Shape (n, w): byte i holds values 2 i (low) and 2 i + 1 (high).

@@ -180,6 +180,8 @@ def make_plan(
             tensor = Planned(info, slot, storage)
             if slot.rows is not None:
                 slot.rows.indices(info.with_rows().n_rows)
+            if slot.columns is not None:
+                slot.columns.indices(info.shape[-1])
             if options.exact_only and isinstance(storage, PackedStorage) and not storage.exact:
                 raise inexact(tensor)
             planned.append(tensor)

@@ -98,7 +98,8 @@ def repack(blocks: Bytes, kind: Kind, scale_dtype: np.dtype[Any], *, loose: bool
     """
     rows = blocks.shape[0]
     layout = LAYOUTS[kind]
-    codes, scales, biases = layout.unpack(blocks.reshape(-1, GGML_QUANT_SIZES[kind][1]))
+    with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale is reported below
+        codes, scales, biases = layout.unpack(blocks.reshape(-1, GGML_QUANT_SIZES[kind][1]))
     if biases is None:
         return Packed(codes.reshape(rows, -1), scales.reshape(rows, -1), None)
     exact = layout.wide and not loose
