@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import safe_open
 
 from spec_convert.config import generation_config
-from spec_convert.errors import ConvertError, quote
+from spec_convert.errors import ConvertError, quote, quote_path
 from spec_convert.facts import Facts
 from spec_convert.families import architecture_of
 from spec_convert.floats import BY_NAME, FloatType
@@ -58,7 +58,7 @@ def convert(
     """Convert a GGUF file to a folder of safetensors that MLX can load.
 
     Args:
-        source: the GGUF file.
+        source: the GGUF file, any part of a split one, or `gguf:<repo or folder>/<file>`.
         out: folder to create.
         dtype: "f32", "f16" or "bf16" stores every tensor in that type; None carries quantised
             blocks over to MLX affine groups and keeps other tensors as they are.
@@ -83,7 +83,7 @@ def convert(
     options = Options(_float_type(dtype), exact_only, small_scales=scales == "f16")
     target = Path(out)
     check_target(target, force)
-    with Source(Path(source)) as opened:
+    with Source(source) as opened:
         container = opened.container
         architecture = None if raw_names else architecture_of(container.metadata)
         facts = None if architecture is None else Facts(container, opened.vector)
@@ -226,6 +226,6 @@ def _check_space(target: Path, plan: Plan) -> None:
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise ConvertError(
-            f"[writer] {quote(str(parent))} must have {needed} bytes free, got {free}. "
+            f"[writer] {quote_path(parent)} must have {needed} bytes free, got {free}. "
             "Free some space or choose another disk."
         )
