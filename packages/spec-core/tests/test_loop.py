@@ -108,6 +108,27 @@ def test_text_is_encoded_as_it_stands():
     assert tokens(target, prompt="bfc", tokenizer=Digits()) == tokens(target, stop_ids=[0])
 
 
+class Words:
+    """Words with a space before them, which goes at the start of a text; the last id is special."""
+
+    stop_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(f" {token}" for token in tokens if token != 11).removeprefix(" ")
+
+
+@pytest.mark.parametrize("prompt", ["1 5 2", "1 5 2 11", "1 5 11 11 11"])
+def test_the_text_of_an_answer_goes_on_where_the_prompt_ends(prompt):
+    pair = Pair(ToyTarget(), tokenizer=Words())
+    rounds = list(generate(pair, prompt, max_tokens=6))
+    ids, words = [t for r in rounds for t in r.tokens], Words()
+    whole = words.decode([*words.encode(prompt), *ids])
+    assert words.decode(words.encode(prompt)) + "".join(r.text for r in rounds) == whole
+
+
 def test_one_stop_string_may_be_given_bare():
     pair = Pair(ToyTarget(), tokenizer=Digits())
     answer = Digits().decode(tokens(stop_ids=[]))
