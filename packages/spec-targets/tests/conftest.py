@@ -17,9 +17,11 @@ def make_model():
 
 @pytest.fixture
 def make_target():
-    def make(model_type: str, dtype: mx.Dtype = mx.float32, **fields: Any) -> MlxTarget:
+    def make(
+        model_type: str, dtype: mx.Dtype = mx.float32, kv_bits: int | None = None, **fields: Any
+    ) -> MlxTarget:
         model = tiny_model(model_type, dtype, **fields)
         family = FAMILIES["llama" if model_type == "mistral" else model_type]
-        return MlxTarget(model, family, model_type, 512, n_heads=4)
+        return MlxTarget(model, family, model_type, 512, n_heads=4, kv_bits=kv_bits)
 
     return make

@@ -13,6 +13,7 @@ PROMPT = [3, 14, 15, 9, 26, 5, 35]
 # shared keys, text inside a multimodal model. The rest runs with the slow tests.
 QUICK = (
     "cohere2",
+    "deepseek_v3",
     "gemma2",
     "gemma3",
     "gemma3_text",
@@ -20,12 +21,24 @@ QUICK = (
     "gemma4_text",
     "gpt_oss",
     "granitemoe",
+    "lfm2_moe",
     "llama",
     "llama4",
+    "mamba2",
     "mixtral",
     "nanbeige",
+    "nemotron_h",
     "qwen3",
+    "qwen3_5",
     "qwen3_moe",
+    "qwen3_next",
+)
+# Their prompt chunks round in another way than their single rows, and check_target builds its
+# reference by prefill. Blocks against single rows are compared bit for bit in test_rollback.
+ROUNDING = dict.fromkeys(
+    "deepseek_v3 falcon_h1 glm4_moe_lite granitemoehybrid kimi_k25 kimi_linear kimi_vl "
+    "longcat_flash mamba2 nemotron_h plamo2".split(),
+    1e-3,
 )
 NOT_TAPPED = {"gemma3n": "the output of layer 3 does not lead to the model's own hidden states"}
 
@@ -38,12 +51,18 @@ def taps_of(target):
     return (0, target.n_layers - 1) if target.tap_refusal is None else ()
 
 
+def check(target, model_type, n_rounds):
+    atol = ROUNDING.get(model_type, 0.0)
+    taps = taps_of(target)
+    check_target(target, prompt=PROMPT, taps=taps, n_rounds=n_rounds, max_block=7, atol=atol)
+
+
 @pytest.mark.parametrize("model_type", QUICK)
-def test_a_family_keeps_the_contract_bit_for_bit(make_target, model_type):
+def test_a_family_keeps_the_contract(make_target, model_type):
     # Seven prompt ids and 12 rounds of random blocks: well beyond the windows of 12.
     target = make_target(model_type)
     assert target.tap_refusal == NOT_TAPPED.get(model_type)
-    check_target(target, prompt=PROMPT, taps=taps_of(target), n_rounds=12, max_block=7)
+    check(target, model_type, n_rounds=12)
 
 
 @pytest.mark.slow
@@ -51,7 +70,7 @@ def test_a_family_keeps_the_contract_bit_for_bit(make_target, model_type):
 def test_every_other_family_keeps_the_contract_too(make_target, model_type):
     target = make_target(model_type)
     assert target.tap_refusal is None
-    check_target(target, prompt=PROMPT, taps=taps_of(target), n_rounds=24, max_block=7)
+    check(target, model_type, n_rounds=24)
 
 
 @pytest.mark.parametrize("model_type", QUICK)

@@ -13,6 +13,7 @@ from mlx_lm.models.cache import (
     CacheList,
     ChunkedKVCache,
     KVCache,
+    QuantizedKVCache,
     RotatingKVCache,
     make_prompt_cache,
 )
@@ -31,20 +32,34 @@ KINDS = {
     "mamba-2": "mamba2",
     "mamba-2 with experts and attention": "nemotron_h",
     "mamba-2 beside attention in one layer": "falcon_h1",
+    "latent attention": "deepseek_v3",
+    "latent attention, twice a layer": "longcat_flash",
+    "latent attention and gated delta": "kimi_linear",
     "short convolution": "lfm2",
     "short convolution with experts": "lfm2_moe",
 }
 
 
+PACKED = {  # model type and bits; the heads are 32 channels wide
+    "packed": ("qwen3", 8),
+    "packed in 4 bits, with windows": ("gemma3_text", 4),
+    "packed, with gated delta": ("qwen3_5", 8),
+    "packed in 4 bits, looped": ("nanbeige", 4),
+}
+WIDE = {"head_dim": 32}
+
+
 class Reference:
     """Plain mlx-lm, one row at a time after the same prefill chunks."""
 
-    def __init__(self, model):
+    def __init__(self, model, kv_bits):
         self.model = model
-        self.entries = [
-            WindowCache(e.max_size) if type(e) is RotatingKVCache else e
-            for e in make_prompt_cache(model)
-        ]
+        self.entries = make_prompt_cache(model)
+        for idx, entry in enumerate(self.entries):
+            if type(entry) is RotatingKVCache:
+                self.entries[idx] = WindowCache(entry.max_size)
+            if type(entry) is KVCache and kv_bits is not None:
+                self.entries[idx] = QuantizedKVCache(group_size=32, bits=kv_bits)
 
     def prefill(self, tokens):
         self.model(mx.array([tokens]), cache=self.entries)
@@ -66,6 +81,8 @@ def contents(entry):
     if isinstance(entry, WindowCache):
         rows = slice(max(0, entry._n - entry.window + 1), entry._n)
         return [entry.keys[..., rows, :], entry.values[..., rows, :]]
+    if isinstance(entry, QuantizedKVCache):
+        return [array for packed in entry.keys_and_values() for array in packed]
     if isinstance(entry, KVCache):
         return [entry.keys[..., : entry.offset, :], entry.values[..., : entry.offset, :]]
     if isinstance(entry, ChunkedKVCache):  # drops what is older than a chunk now and then
@@ -76,11 +93,11 @@ def contents(entry):
 def follow(target, model, *, n_rounds, max_block=7, seed=0, taps=()):
     """Play random rounds on the target; compare logits and state with the reference each time."""
     rng = random.Random(seed)
-    reference, cache = Reference(model), target.make_cache()
-    prompt = [rng.randrange(VOCAB) for _ in range(41)]
-    for start in range(0, len(prompt), 16):  # chunk edges inside the prompt and the window
-        reference.prefill(prompt[start : start + 16])
-        target.prefill(prompt[start : start + 16], cache)
+    reference, cache = Reference(model, target.kv_bits), target.make_cache()
+    prompt = [rng.randrange(VOCAB) for _ in range(60)]
+    for start in range(0, len(prompt), 30):  # a chunk edge inside the prompt, past the window
+        reference.prefill(prompt[start : start + 30])
+        target.prefill(prompt[start : start + 30], cache)
     n_committed = len(prompt)
     for n_round in range(n_rounds):
         block = [rng.randrange(VOCAB) for _ in range(rng.randint(1, max_block))]
@@ -108,6 +125,21 @@ def test_any_rejects_leave_the_state_of_plain_steps(make_target, make_model, kin
 def test_two_hundred_rounds_leave_the_state_of_plain_steps(make_target, make_model, kind):
     target, model = make_target(KINDS[kind]), make_model(KINDS[kind])
     follow(target, model, n_rounds=200, max_block=9, seed=1)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_any_rejects_leave_the_packed_state_of_plain_steps(make_target, make_model, kind):
+    model_type, bits = PACKED[kind]
+    target = make_target(model_type, kv_bits=bits, **WIDE)
+    follow(target, make_model(model_type, **WIDE), n_rounds=16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PACKED)
+def test_two_hundred_rounds_leave_the_packed_state_of_plain_steps(make_target, make_model, kind):
+    model_type, bits = PACKED[kind]
+    target = make_target(model_type, kv_bits=bits, **WIDE)
+    follow(target, make_model(model_type, **WIDE), n_rounds=200, max_block=9, seed=1)
 
 
 @pytest.mark.slow

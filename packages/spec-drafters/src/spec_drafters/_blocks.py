@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from spec_core import LoadError, Target
 from spec_drafters._context import ContextCache, ContextState
+from spec_drafters._head import HeadConfig, LayerView
 from spec_drafters._layers import (
     Layer,
     attend,
@@ -25,7 +26,6 @@ from spec_drafters._layers import (
     value_rows,
 )
 from spec_drafters._linear import Matrix
-from spec_drafters._packaging import HeadConfig, LayerView
 from spec_drafters._rope import Rotation
 from spec_drafters._vocab import check_width
 from spec_drafters._weights import Weights

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from spec_drafters._head import Backbone, HeadConfig
 from spec_drafters._linear import Matrix, stack, stackable
-from spec_drafters._packaging import Backbone, HeadConfig
 from spec_drafters._rope import Rotation
 from spec_drafters._weights import Weights
 

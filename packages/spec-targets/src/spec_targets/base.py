@@ -13,9 +13,10 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from spec_core import LoadError, StateError, TargetOutput
-from spec_targets.exactness import find_inexact_op
+from spec_targets.exactness import find_inexact_op, find_inexact_width
 from spec_targets.families import Family
 from spec_targets.forward import Forward, Pass
+from spec_targets.quantised import check_kv_bits, group_size_for, pack_entry, refuse_unreadable
 from spec_targets.rollback import Rollback, replace_entry, rollback_for
 
 _PROBE_IDS = (1, 2, 3)
@@ -50,10 +51,13 @@ class MlxTarget:
         model_type: The checkpoint's `model_type`, for messages.
         context_length: Most positions the model was made for, or None.
         n_heads: Query heads of an attention layer, for the exactness probe.
+        kv_bits: Hold growing keys and values in 4 or 8 bits, from the first token; None for the
+            model's own type.
 
     Raises:
-        LoadError: the family does not reproduce the model's own logits, or a cache entry cannot be
-            rolled back.
+        LoadError: the family does not reproduce the model's own logits, a cache entry cannot be
+            rolled back, or its attention cannot read packed keys.
+        ValueError: kv_bits is neither 4 nor 8.
     """
 
     def __init__(
@@ -63,10 +67,15 @@ class MlxTarget:
         model_type: str,
         context_length: int | None = None,
         n_heads: int = 1,
+        kv_bits: int | None = None,
     ) -> None:
+        if kv_bits is not None:
+            check_kv_bits(kv_bits)
         self.model = model
         self.model_type = model_type
         self.context_length = context_length
+        self.kv_bits: int | None = None
+        self._kv_group_size = 0
         self._family = family
         self._n_heads = n_heads
         self._embedding: Any = family.embedding(model)
@@ -78,7 +87,12 @@ class MlxTarget:
         self.n_layers = self._forward.taps.n_layers
         self.hidden_size = self.embed(ids).shape[-1]
         self.vocab_size = own.shape[-1]
-        self.tap_refusal = self._probe(ids, own)
+        entries = self.make_cache().entries
+        self.tap_refusal = self._probe(ids, own, entries)
+        if kv_bits is not None:
+            self._kv_group_size = group_size_for(entries, model_type)
+            self.kv_bits = kv_bits
+            refuse_unreadable(model, self.make_cache().entries, ids, model_type)
         self._exact: tuple[str | None] | None = None
 
     @property
@@ -87,12 +101,15 @@ class MlxTarget:
         if self._exact is None:
             cache = self.make_cache()
             self.prefill(_PROBE_IDS, cache)
-            self._exact = (find_inexact_op(self.model, cache.entries, self._n_heads),)
+            refusal = find_inexact_op(self.model, cache.entries, self._n_heads)
+            self._exact = (refusal or find_inexact_width(self),)
         return self._exact[0]
 
     def make_cache(self) -> TargetCache:
         """A new, empty cache."""
         entries = [replace_entry(entry) for entry in make_prompt_cache(self.model)]
+        if self.kv_bits is not None:
+            entries = [pack_entry(entry, self.kv_bits, self._kv_group_size) for entry in entries]
         rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
         return TargetCache(entries, rollbacks)
 
@@ -143,14 +160,14 @@ class MlxTarget:
         """The raw head: (T, H) -> (T, V)."""
         return self._family.raw_head(self.model, hidden)
 
-    def _probe(self, ids: mx.array, own: mx.array) -> str | None:
+    def _probe(self, ids: mx.array, own: mx.array, entries: list[Any]) -> str | None:
         """Compare the watched model with what it said on a tiny input before it was watched.
 
         Returns:
             Why layers cannot be tapped, or None.
         """
         last = self.n_layers - 1
-        done = self._forward(ids, self.make_cache().entries, (last,))
+        done = self._forward(ids, entries, (last,))
         if not _close(done.logits, own):
             raise LoadError(
                 f'[targets] Family "{self.model_type}" must reproduce the model\'s own logits on a '

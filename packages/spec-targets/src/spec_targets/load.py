@@ -24,7 +24,11 @@ from spec_targets.tokenizer import HfTokenizer
 
 
 def load_target(
-    model: str | Path, *, dtype: mx.Dtype | None = None, trust_remote_code: bool = False
+    model: str | Path,
+    *,
+    dtype: mx.Dtype | None = None,
+    kv_bits: int | None = None,
+    trust_remote_code: bool = False,
 ) -> tuple[MlxTarget, HfTokenizer]:
     """Load an mlx-lm checkpoint.
 
@@ -32,6 +36,7 @@ def load_target(
         model: A folder with config.json, safetensors and tokenizer files, or a hub id.
         dtype: Compute type; without it the checkpoint's own, except on the CPU backend, which
             computes in float32 (its 16-bit quantised matmul accumulates in 16 bits).
+        kv_bits: Hold keys and values in 4 or 8 bits from the first token; see `quantised`.
         trust_remote_code: Allow the checkpoint's own Python to run.
 
     Raises:
@@ -63,6 +68,7 @@ def load_target(
         model_type,
         context_length=text_config.get("max_position_embeddings"),
         n_heads=text_config.get("num_attention_heads", 1),
+        kv_bits=kv_bits,
     )
     return target, _load_tokenizer(folder, config, trust_remote_code)
 

@@ -12,6 +12,7 @@ from mlx_lm.models.cache import (
     CacheList,
     ChunkedKVCache,
     KVCache,
+    QuantizedKVCache,
     RotatingKVCache,
 )
 
@@ -93,6 +94,7 @@ def replace_entry(entry: Any) -> Any:
 _STRATEGIES: dict[type, Callable[[Any], Rollback]] = {
     ChunkedKVCache: Trim,
     KVCache: Trim,
+    QuantizedKVCache: Trim,
     RecurrentCache: Replay,
     WindowCache: Trim,
 }
