@@ -72,6 +72,13 @@ def test_a_near_tie_is_a_gap_of_eight_units_in_the_last_place(dtype, close, apar
     assert near_tie(logits, mx.argmax(logits, axis=-1)).tolist() == [True, False]
 
 
+def test_a_near_tie_is_judged_in_the_type_that_the_target_computed_in():
+    logits = mx.array([[128.0, 128.0 * (1 - 7 * 2**-7)]])
+    assert near_tie(logits, ids(0)).tolist() == [False]
+    assert near_tie(logits, ids(0), mx.bfloat16).tolist() == [True]
+    assert accept_greedy(logits, NO_DRAFTS, mx.bfloat16).near_ties.item() == 1
+
+
 def test_a_single_unmasked_token_is_no_tie():
     logits = mx.array([[-mx.inf, 2.0, -mx.inf]])
     assert near_tie(logits, ids(1)).tolist() == [False]

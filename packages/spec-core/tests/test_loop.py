@@ -266,6 +266,22 @@ def test_near_ties_reach_the_round():
     assert [(len(r.tokens), r.near_ties) for r in rounds] == [(1, 1), (5, 5)]
 
 
+class Half(ToyTarget):
+    """Answers in bfloat16, the best two logits 3 units in the last place apart."""
+
+    def verify(self, block: mx.array, cache: ToyCache, *, taps: Sequence[int] = ()) -> TargetOutput:
+        output = super().verify(block, cache, taps=taps)
+        row = mx.array([128.0, 128.0 * (1 - 3 * 2**-7), *[0.0] * 10])
+        logits = mx.broadcast_to(row, output.logits.shape).astype(mx.bfloat16)
+        return TargetOutput(logits, output.taps)
+
+
+@pytest.mark.parametrize("settings", [{}, {"frequency_penalty": 1e-6}])
+def test_penalties_do_not_hide_the_near_ties_of_half_precision(settings):
+    rounds = generate(Pair(Half()), PROMPT, max_tokens=4, sampling=Sampling(**settings))
+    assert sum(r.near_ties for r in rounds) == 4
+
+
 def test_rounds_carry_wall_time_and_their_source():
     rounds = list(generate(Pair(ToyTarget(), ToyDrafter()), PROMPT, max_tokens=9))
     assert all(r.elapsed_s > 0 for r in rounds)

@@ -274,7 +274,7 @@ class _Run:
             seen = seen_by_row(self.seen, draft.tokens)
             logits = penalise(logits, sampling, seen)
         if sampling.greedy:
-            outcome = accept_greedy(logits, draft.tokens)
+            outcome = accept_greedy(logits, draft.tokens, output.logits.dtype)
         else:
             probs = target_probs(logits, sampling)
             outcome = accept_residual(probs, draft.tokens, draft.probs, self.next_key())
