@@ -25,6 +25,7 @@ import mlx.nn as nn
 from mlx_lm.models import cache as kv_cache
 from mlx_lm.models import qwen3
 from spec_kernels import install, row_attention_ops, this_device
+from spec_kernels.attention import RowAttention
 from spec_kernels.gate import (
     AttentionShape,
     MatmulShape,
@@ -33,8 +34,7 @@ from spec_kernels.gate import (
     relative_error,
     times,
 )
-from spec_kernels.row_attention import RowAttention
-from spec_kernels.verify_matmul import RowMatmul, Weight, stock_matmul, verify_matmul_ops
+from spec_kernels.matmul import RowMatmul, Weight, stock_matmul, verify_matmul_ops
 
 ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16)
 WIDTHS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32)
