@@ -8,6 +8,7 @@ import time
 import gguf
 import pytest
 from click.testing import CliRunner
+
 from spec_convert.cli import cli
 
 Kind = gguf.GGMLQuantizationType

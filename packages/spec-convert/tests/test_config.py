@@ -1,5 +1,6 @@
 import gguf
 import pytest
+
 from spec_convert.config import end_token_ids, generation_config, model_config
 from spec_convert.container import Container, TensorInfo
 from spec_convert.errors import ConvertError

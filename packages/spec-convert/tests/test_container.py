@@ -5,6 +5,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+
 from spec_convert.container import read_container
 from spec_convert.errors import ConvertError
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mlx_lm.utils import load, load_model
 from safetensors.numpy import load_file
+
 from spec_convert import ConvertError, convert, verify
 
 Kind = gguf.GGMLQuantizationType

@@ -2,6 +2,7 @@ import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from spec_convert.errors import ConvertError
 from spec_convert.floats import BF16, F16, F32, decode, encode, to_float32
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from spec_convert.errors import ConvertError
 from spec_convert.metadata import Metadata
 

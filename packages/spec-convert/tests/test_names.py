@@ -1,4 +1,5 @@
 import pytest
+
 from spec_convert.errors import ConvertError
 from spec_convert.metadata import Metadata
 from spec_convert.names import ARCHITECTURES, Slot, architecture_of

@@ -3,10 +3,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+
 from spec_convert.errors import ConvertError
 from spec_convert.metadata import Metadata
 from spec_convert.tokenizer import tokenizer_files
-from tokenizers import Tokenizer
 
 
 def metadata(values: dict[str, Any]) -> Metadata:

@@ -2,6 +2,7 @@ import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+
 from spec_convert import ConvertError, convert, verify
 
 Kind = gguf.GGMLQuantizationType

@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+
 from spec_convert.errors import ConvertError
 from spec_convert.writer import Entry, SafetensorsWriter, check_target, staged_folder
 

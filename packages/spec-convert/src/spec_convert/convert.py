@@ -20,7 +20,7 @@ from spec_convert.container import Container
 from spec_convert.errors import ConvertError, quote
 from spec_convert.floats import BY_NAME, FloatType
 from spec_convert.names import Architecture, architecture_of
-from spec_convert.plan import Plan, Planned, make_plan, quantization_section
+from spec_convert.plan import Options, Plan, Planned, inexact, make_plan, quantization_section
 from spec_convert.repack import ScaleOverflowError
 from spec_convert.report import Report, TensorReport
 from spec_convert.source import Source
@@ -38,6 +38,7 @@ def convert(
     out: str | Path,
     *,
     dtype: str | None = None,
+    scales: str = "exact",
     exact_only: bool = False,
     force: bool = False,
     raw_names: bool = False,
@@ -52,6 +53,8 @@ def convert(
         out: folder to create.
         dtype: "f32", "f16" or "bf16" stores every tensor in that type; None carries quantised
             blocks over to MLX affine groups and keeps other tensors as they are.
+        scales: "exact" keeps scales in float32 where float16 would change a value; "f16" keeps
+            all in float16, which saves up to a bit per weight and rounds those.
         exact_only: refuse a file with a tensor that cannot be kept exactly.
         force: replace an earlier output in `out`.
         raw_names: keep GGUF tensor names and write no configuration or tokeniser.
@@ -66,7 +69,9 @@ def convert(
         ConvertError: the source cannot be used, or the output may not be written.
     """
     begin = time.perf_counter()
-    storage = _float_type(dtype)
+    if scales not in ("exact", "f16"):
+        raise ConvertError(f'[convert] scales must be "exact" or "f16", got {quote(scales)}.')
+    options = Options(_float_type(dtype), exact_only, small_scales=scales == "f16")
     target = Path(out)
     check_target(target, force)
     with Source(Path(source)) as opened:
@@ -75,7 +80,7 @@ def convert(
         documents = _documents(container, architecture, tokenizer)
         wide: set[str] = set()
         while True:
-            plan = make_plan(container, architecture, storage, wide)
+            plan = make_plan(container, architecture, options, wide)
             _check_space(target, plan)
             try:
                 with staged_folder(target, force) as folder:
@@ -147,7 +152,7 @@ def _write_weights(
                 report = _write_tensor(source, writer, tensor, done, total, progress)
                 done += tensor.info.n_bytes
                 if exact_only and report.max_error:
-                    raise _inexact(tensor)
+                    raise inexact(tensor)
                 reports.append(report)
         _check_file(folder / name, len(entries))
     if len(shards) > 1:
@@ -221,11 +226,3 @@ def _check_space(target: Path, plan: Plan) -> None:
             f"[writer] {quote(str(parent))} must have {needed} bytes free, got {free}. "
             "Free some space or choose another disk."
         )
-
-
-def _inexact(tensor: Planned) -> ConvertError:
-    return ConvertError(
-        f"[convert] --exact-only keeps every value, got {quote(tensor.info.name)} of type "
-        f"{tensor.info.kind.name}, which has no exact layout. Leave the option out, or use "
-        "--dtype f32."
-    )

@@ -14,31 +14,58 @@ import numpy as np
 
 from spec_convert.container import Container, TensorInfo
 from spec_convert.errors import ConvertError, quote
-from spec_convert.floats import BF16, F16, F32, PLAIN, FloatType
+from spec_convert.floats import F16, F32, PLAIN, FloatType
 from spec_convert.names import Architecture, Slot
-from spec_convert.repack import GROUP, LAYOUTS
+from spec_convert.repack import LAYOUTS, Layout
 from spec_convert.writer import Entry
 
 
 @dataclass(frozen=True)
-class AffineStorage:
-    """Codes with a scale and a bias per group.
+class PackedStorage:
+    """Codes with a scale, and mostly a bias, per group.
 
     Attributes:
-        bits: width of a code.
+        layout: where codes, scales and biases come from.
         scales: type of scales and biases.
+        loose: they may be rounded to that type.
     """
 
-    bits: int
+    layout: Layout
     scales: FloatType
+    loose: bool = False
 
     @property
     def scale_dtype(self) -> np.dtype[Any]:
         """Numpy type of scales and biases."""
         return np.dtype("<f4" if self.scales is F32 else "<f2")
 
+    @property
+    def exact(self) -> bool:
+        """Whether every value is kept."""
+        return self.layout.exact and not (self.loose and self.layout.wide)
+
     def __str__(self) -> str:
-        return f"affine {self.bits}-bit, group {GROUP}, {self.scales.tag} scales"
+        mode, bits, group = self.layout.mode, self.layout.bits, self.layout.group
+        scales = f"{self.scales.tag} scales" if mode == "affine" else "8-bit scales"
+        return f"{mode} {bits}-bit, group {group}, {scales}"
+
+
+Storage = PackedStorage | FloatType
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for.
+
+    Attributes:
+        dtype: store every tensor as this type; None keeps quantised codes.
+        exact_only: refuse a tensor that would be rounded.
+        small_scales: keep all scales in float16, rounded where they must be.
+    """
+
+    dtype: FloatType | None = None
+    exact_only: bool = False
+    small_scales: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +80,7 @@ class Planned:
 
     info: TensorInfo
     slot: Slot
-    storage: AffineStorage | FloatType
+    storage: Storage
 
     @property
     def module(self) -> str:
@@ -66,11 +93,15 @@ class Planned:
         shape = self.info.shape
         if isinstance(self.storage, FloatType):
             return (Entry(self.slot.name, self.storage.tag, shape),)
-        groups = (*shape[:-1], shape[-1] // GROUP)
-        words = (*shape[:-1], shape[-1] * self.storage.bits // 32)
+        layout = self.storage.layout
+        groups = (*shape[:-1], shape[-1] // layout.group)
+        words = (*shape[:-1], shape[-1] * layout.bits // 32)
+        weight = Entry(self.slot.name, "U32", words)
+        if layout.mode != "affine":
+            return weight, Entry(f"{self.module}.scales", "U8", groups)
         scales = self.storage.scales.tag
         return (
-            Entry(self.slot.name, "U32", words),
+            weight,
             Entry(f"{self.module}.scales", scales, groups),
             Entry(f"{self.module}.biases", scales, groups),
         )
@@ -97,7 +128,7 @@ class Plan:
 def make_plan(
     container: Container,
     architecture: Architecture | None,
-    dtype: FloatType | None,
+    options: Options,
     wide_scales: Collection[str] = (),
 ) -> Plan:
     """Plan a conversion.
@@ -105,7 +136,7 @@ def make_plan(
     Args:
         container: header of the source.
         architecture: naming rules; None keeps GGUF names.
-        dtype: store every tensor as this type; None keeps quantised codes.
+        options: what the user asked for.
         wide_scales: GGUF names whose scales need float32.
 
     Returns:
@@ -124,8 +155,11 @@ def make_plan(
             dropped.append(info.name)
             continue
         _check_heads(info, slot)
-        storage = _storage(info, slot, dtype, info.name in wide_scales)
-        planned.append(Planned(info, slot, storage))
+        storage = _storage(info, slot, options, info.name in wide_scales)
+        tensor = Planned(info, slot, storage)
+        if options.exact_only and isinstance(storage, PackedStorage) and not storage.exact:
+            raise inexact(tensor)
+        planned.append(tensor)
     names = Counter(entry.name for tensor in planned for entry in tensor.entries)
     for name, count in names.items():
         if count > 1:
@@ -136,7 +170,7 @@ def make_plan(
 
 
 def quantization_section(tensors: Sequence[Planned]) -> dict[str, Any] | None:
-    """The "quantization" entry of `config.json`: the most used width, and the exceptions.
+    """The "quantization" entry of `config.json`: the most used layout, and the exceptions.
 
     Args:
         tensors: the plan's tensors.
@@ -144,37 +178,48 @@ def quantization_section(tensors: Sequence[Planned]) -> dict[str, Any] | None:
     Returns:
         None when nothing is quantised.
     """
-    weight: Counter[int] = Counter()
+    n_bytes: Counter[tuple[int, int, str]] = Counter()
+    modules: dict[str, tuple[int, int, str]] = {}
     for tensor in tensors:
-        if isinstance(tensor.storage, AffineStorage):
-            weight[tensor.storage.bits] += tensor.n_bytes
-    if not weight:
+        if isinstance(tensor.storage, PackedStorage):
+            layout = tensor.storage.layout
+            modules[tensor.module] = (layout.group, layout.bits, layout.mode)
+            n_bytes[modules[tensor.module]] += tensor.n_bytes
+    if not n_bytes:
         return None
-    usual = weight.most_common(1)[0][0]
-    section = _settings(usual)
-    for tensor in tensors:
-        if isinstance(tensor.storage, AffineStorage) and tensor.storage.bits != usual:
-            section[tensor.module] = _settings(tensor.storage.bits)
-    return section
+    usual = n_bytes.most_common(1)[0][0]
+    others = {name: _settings(key) for name, key in modules.items() if key != usual}
+    return _settings(usual) | others
 
 
-def _settings(bits: int) -> dict[str, Any]:
-    return {"group_size": GROUP, "bits": bits, "mode": "affine"}
+def _settings(key: tuple[int, int, str]) -> dict[str, Any]:
+    return {"group_size": key[0], "bits": key[1], "mode": key[2]}
 
 
-def _storage(
-    info: TensorInfo, slot: Slot, dtype: FloatType | None, wide: bool
-) -> AffineStorage | FloatType:
-    if dtype is not None:
-        return dtype
+def _storage(info: TensorInfo, slot: Slot, options: Options, wide: bool) -> Storage:
+    if options.dtype is not None:
+        return options.dtype
     if info.kind in PLAIN:
         return F32 if slot.shift else PLAIN[info.kind]
+    layout = LAYOUTS.get(info.kind)
     is_matrix = len(info.shape) > 1 and slot.name.endswith(".weight")
-    if info.kind in LAYOUTS and is_matrix and not slot.shift:
-        # MLX reads embedding rows in the type of the scales: float16 would round the values.
-        scales = F32 if slot.embedding or wide else F16
-        return AffineStorage(LAYOUTS[info.kind].bits, scales)
-    return BF16
+    if layout is None or not is_matrix or slot.shift:
+        return F32
+    if wide:
+        return PackedStorage(layout, F32)
+    if options.small_scales:
+        return PackedStorage(layout, F16, loose=True)
+    # MLX reads embedding rows in the type of the scales: float16 would round the values.
+    return PackedStorage(layout, F32 if slot.embedding or layout.wide else F16)
+
+
+def inexact(tensor: Planned) -> ConvertError:
+    """The refusal of a tensor that would be rounded."""
+    return ConvertError(
+        f"[convert] --exact-only keeps every value, got {quote(tensor.info.name)} of type "
+        f"{tensor.info.kind.name}, which would be rounded. Leave the option out, or use "
+        "--dtype f32."
+    )
 
 
 def _check_heads(info: TensorInfo, slot: Slot) -> None:

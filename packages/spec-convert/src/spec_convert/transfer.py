@@ -16,9 +16,10 @@ import numpy as np
 from spec_convert.container import TensorInfo
 from spec_convert.floats import PLAIN, FloatType, decode, encode, to_float32
 from spec_convert.names import Slot
-from spec_convert.plan import AffineStorage, Planned
-from spec_convert.repack import repack
+from spec_convert.plan import PackedStorage, Planned
+from spec_convert.repack import Packed, repack
 from spec_convert.source import Source
+from spec_convert.tensorfile import affine_values
 
 Array = np.ndarray[Any, Any]
 _CHUNK_BYTES = 4 << 20
@@ -121,12 +122,23 @@ def by_rows(info: TensorInfo) -> TensorInfo:
 
 def _store(raw: Array, planned: Planned, meter: ErrorMeter) -> tuple[Array, ...]:
     kind, storage = planned.info.kind, planned.storage
-    if isinstance(storage, AffineStorage):
-        affine = repack(raw, kind, storage.scale_dtype)
-        return affine.codes, affine.scales, affine.biases
+    if isinstance(storage, PackedStorage):
+        packed = repack(raw, kind, storage.scale_dtype, loose=storage.loose)
+        if not storage.exact:
+            _measure(raw, packed, planned, meter)
+        parts = (packed.codes, packed.scales, packed.biases)
+        return tuple(part for part in parts if part is not None)
     if PLAIN.get(kind) is storage and not planned.slot.shift:
         return (raw,)
     return (_store_floats(to_float32(raw, kind), planned.slot, storage, meter),)
+
+
+def _measure(raw: Array, packed: Packed, planned: Planned, meter: ErrorMeter) -> None:
+    assert packed.biases is not None and isinstance(planned.storage, PackedStorage)
+    group = planned.storage.layout.group
+    words = np.ascontiguousarray(packed.codes).view("<u4")
+    values = affine_values(words, packed.scales, packed.biases, group)
+    meter.add(to_float32(raw, planned.info.kind), values)
 
 
 def _store_floats(values: Array, slot: Slot, storage: FloatType, meter: ErrorMeter) -> Array:

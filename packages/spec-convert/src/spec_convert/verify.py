@@ -17,8 +17,9 @@ from spec_convert.container import TensorInfo
 from spec_convert.errors import ConvertError, quote
 from spec_convert.floats import BY_NAME, PLAIN, decode, to_float32
 from spec_convert.names import Slot, architecture_of
+from spec_convert.repack import LAYOUTS
 from spec_convert.source import Source
-from spec_convert.tensorfile import Stored, TensorFolder, affine_values
+from spec_convert.tensorfile import Stored, TensorFolder, affine_values, block_float_values
 from spec_convert.transfer import ErrorMeter, by_rows, row_ranges, source_rows
 
 Array = np.ndarray[Any, Any]
@@ -96,33 +97,58 @@ def _compare(
     return Comparison(info.name, slot.name, meter.largest, meter.rms, within)
 
 
-Reader = Callable[[int, int], tuple[Array, Callable[[Array], Array]]]
+Bound = Callable[[Array], Array]
+Reader = Callable[[int, int], tuple[Array, Bound]]
 
 
 def _reader(folder: TensorFolder, info: TensorInfo, slot: Slot) -> tuple[Reader, set[str]]:
     """How to read rows of the output, and how far they may be from the source."""
     main = _find(folder, slot.name)
     if main.tag == "U32":
-        module = slot.name.rpartition(".")[0]
-        parts = {slot.name, f"{module}.scales", f"{module}.biases"}
-        scales, biases = _find(folder, f"{module}.scales"), _find(folder, f"{module}.biases")
-        _same_shape(info, slot.name, (*scales.shape[:-1], scales.shape[-1] * 32))
-
-        def read_affine(start: int, stop: int) -> tuple[Array, Callable[[Array], Array]]:
-            rows = (part.rows(start, stop) for part in (main, scales, biases))
-            return affine_values(*rows), np.zeros_like
-
-        return read_affine, parts
+        return _packed_reader(folder, info, slot)
     _same_shape(info, slot.name, main.shape)
     column = info.kind in PLAIN and len(info.shape) == 1
     kind = next(kind for kind in BY_NAME.values() if kind.tag == main.tag)
 
-    def read_floats(start: int, stop: int) -> tuple[Array, Callable[[Array], Array]]:
+    def read_floats(start: int, stop: int) -> tuple[Array, Bound]:
         rows = Stored(main.file, main.tag, (*main.shape, 1), main.offset) if column else main
         values = decode(rows.rows(start, stop), kind)
         return values, lambda size: size * _ROUNDING[main.tag] + _TINY[main.tag]
 
     return read_floats, {slot.name}
+
+
+def _packed_reader(folder: TensorFolder, info: TensorInfo, slot: Slot) -> tuple[Reader, set[str]]:
+    module = slot.name.rpartition(".")[0]
+    main, scales = _find(folder, slot.name), _find(folder, f"{module}.scales")
+    group = info.shape[-1] // max(1, scales.shape[-1])
+    _same_shape(info, slot.name, (*scales.shape[:-1], scales.shape[-1] * group))
+    if scales.tag == "U8":
+
+        def read_floats(start: int, stop: int) -> tuple[Array, Bound]:
+            words = main.rows(start, stop)
+            return block_float_values(words, scales.rows(start, stop), group), np.zeros_like
+
+        return read_floats, {slot.name, f"{module}.scales"}
+    biases = _find(folder, f"{module}.biases")
+    layout = LAYOUTS.get(info.kind)
+    exact = layout and layout.exact and not (layout.wide and scales.tag == "F16")
+
+    def read_affine(start: int, stop: int) -> tuple[Array, Bound]:
+        parts = [part.rows(start, stop) for part in (main, scales, biases)]
+        values = affine_values(parts[0], parts[1], parts[2], group)
+        if layout is None or exact:
+            return values, np.zeros_like
+        scale, bias = (
+            np.repeat(np.abs(part, dtype=np.float64), group, axis=1) for part in parts[1:]
+        )
+        most = (1 << layout.bits) - 1
+        if not layout.exact:
+            return values, lambda size: scale * (0.5 + 2.0**-12) + size * 2.0**-22
+        rounding = (scale * most + bias) * 2.0**-11 + (most + 1) * 2.0**-25
+        return values, lambda size: rounding + size * 2.0**-22
+
+    return read_affine, {slot.name, f"{module}.scales", f"{module}.biases"}
 
 
 def _find(folder: TensorFolder, name: str) -> Stored:

@@ -1,6 +1,7 @@
 """The only loop: draft, verify, accept, commit; yields a Round each time.
 
-One device read a round: the accepted count, the next token and the drafts come over together.
+One device read a round: the accepted count, the next token, the drafts and their confidence come
+over together.
 Plain steps are pipelined: the next one is enqueued before the current token is read. Streaming,
 stop handling, statistics and serving consume rounds; nothing reaches in here.
 """
@@ -15,7 +16,7 @@ import mlx.core as mx
 from spec_core.accept import accept_greedy, accept_residual
 from spec_core.cap import FixedCap
 from spec_core.errors import NumericsError, SpecError
-from spec_core.host import host_ints
+from spec_core.host import floats_as_ints, host_ints, ints_as_floats
 from spec_core.pair import Pair
 from spec_core.protocols import Cache, Cap
 from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_row, target_probs
@@ -23,7 +24,7 @@ from spec_core.text import TextStream
 from spec_core.types import Acceptance, Draft, FinishReason, Round, RoundKind, TargetOutput
 
 _NO_DRAFTS = Draft(mx.zeros((0,), mx.int32), source="target")
-_HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts
+_HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts, then their confidence
 
 
 def generate(
@@ -36,7 +37,7 @@ def generate(
     stop_ids: Sequence[int] | None = None,
     stop_strings: Sequence[str] = (),
     cache: Cache | None = None,
-    prefill_chunk: int = 512,
+    prefill_chunk: int = 2048,
     on_prefill: Callable[[int, int], None] | None = None,
     with_logits: bool = False,
 ) -> Iterator[Round]:
@@ -138,7 +139,7 @@ class _Step:
     draft: Draft
     output: TargetOutput
     outcome: Acceptance
-    packed: mx.array  # (_HEADER + K,) int32
+    packed: mx.array  # (_HEADER + K,) int32, or (_HEADER + 2K,) with confidence
 
 
 class _Run:
@@ -177,6 +178,7 @@ class _Run:
         try:
             output = self.prefill(on_prefill)
             first = self.finish(self.decide(_NO_DRAFTS, output), "prefill")
+            self.cap.observe(first)
             yield first
             done = first.finish_reason is not None
             while not done:
@@ -221,7 +223,7 @@ class _Run:
                 f"got {draft.n_drafted}."
             )
         step = self.enqueue(mx.array([self.anchor], mx.int32), draft)
-        yield self.finish(step, "verify" if draft.n_drafted else "plain")
+        yield self.finish(step, "verify" if draft.n_drafted else "plain", cap=cap)
 
     def plain_steps(self) -> Iterator[Round]:
         """Steps of one row, each enqueued before the one before it is read."""
@@ -285,10 +287,14 @@ class _Run:
         n_bad = mx.cumsum((~sound).astype(mx.int32))
         header = [outcome.n_accepted, outcome.next_token, outcome.near_ties]
         header.append(n_bad[outcome.n_accepted])
-        packed = mx.concatenate([mx.stack(header), draft.tokens.astype(mx.int32)])
-        return _Step(draft, output, outcome, packed)
+        parts = [mx.stack(header), draft.tokens.astype(mx.int32)]
+        if draft.confidence is not None:
+            parts.append(floats_as_ints(draft.confidence))
+        return _Step(draft, output, outcome, mx.concatenate(parts))
 
-    def finish(self, step: _Step, kind: RoundKind, *, committed: bool = False) -> Round:
+    def finish(
+        self, step: _Step, kind: RoundKind, *, cap: int = 0, committed: bool = False
+    ) -> Round:
         """Read the outcome, cut at a stop, commit, let the drafter observe."""
         values = host_ints(step.packed)  # sync: the one read of the round
         n_accepted, next_token, near_ties, n_bad = values[:_HEADER]
@@ -297,7 +303,10 @@ class _Run:
                 "[generate] The target's logits must be numbers, got NaN or infinity. The "
                 "weights, the compute type or a penalty overflow; no token was taken from them."
             )
-        drafts = values[_HEADER:]
+        n_drafted, confidence = step.draft.n_drafted, None
+        drafts = values[_HEADER : _HEADER + n_drafted]
+        if step.draft.confidence is not None:
+            confidence = ints_as_floats(values[_HEADER + n_drafted :])
         tokens, text, reason = self.cut([*drafts[:n_accepted], next_token])
         n_keep = len(tokens)
         if kind != "prefill":
@@ -315,13 +324,16 @@ class _Run:
             tokens=tuple(tokens),
             text=text,
             kind=kind,
-            n_drafted=step.draft.n_drafted,
+            n_drafted=n_drafted,
             n_accepted=n_accepted,
             source=step.draft.source,
             near_ties=near_ties,
             elapsed_s=elapsed_s,
             finish_reason=reason,
             logits=step.output.logits[:n_keep] if self.with_logits else None,
+            offset=self.cache.offset,
+            cap=cap,
+            confidence=confidence,
         )
 
     def observe(self, step: _Step, block: list[int], n_keep: int) -> None:
