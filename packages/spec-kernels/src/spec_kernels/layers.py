@@ -16,10 +16,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from spec_kernels._build import ExactError
-from spec_kernels.row_attention import MAX_QUERIES, RowAttention
-from spec_kernels.row_attention import unsupported as attention_unsupported
-from spec_kernels.verify_matmul import MAX_ROWS, RowMatmul, Weight
-from spec_kernels.wide_prefill import wide_prefill_ops
+from spec_kernels.attention import MAX_QUERIES, RowAttention
+from spec_kernels.attention import unsupported as attention_unsupported
+from spec_kernels.matmul import MAX_ROWS, RowMatmul, Weight
+from spec_kernels.prefill import wide_prefill_ops
 
 _BASE = "_spec_base"
 LINEAR = (nn.Linear, nn.QuantizedLinear)

@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from spec_kernels._build import ExactError
+from spec_kernels.attention import MAX_QUERIES
 from spec_kernels.exact import require_row_invariant
 from spec_kernels.gate import AttentionShape, Gate, MatmulShape
 from spec_kernels.hardware import Device, Rule, rule_for, this_device
@@ -30,8 +31,7 @@ from spec_kernels.layers import (
     wrap_attention,
     wrap_linear,
 )
-from spec_kernels.row_attention import MAX_QUERIES
-from spec_kernels.verify_matmul import MAX_ROWS, RowMatmul, Weight, unsupported
+from spec_kernels.matmul import MAX_ROWS, RowMatmul, Weight, unsupported
 from spec_kernels.watchdog import Watchdog
 
 Mode = Literal["auto", "on", "off"]
