@@ -24,6 +24,8 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.q_proj = nn.Linear(128, 128, bias=False)
+        self.k_proj = nn.Linear(128, 128, bias=False)
+        self.v_proj = nn.Linear(128, 128, bias=False)
         self.o_proj = nn.Linear(128, 128, bias=False)
         self.norm = nn.RMSNorm(128)
 
@@ -58,6 +60,7 @@ def cuda(monkeypatch):
     """An installation as on a CUDA machine, up to the first launch."""
     monkeypatch.setattr(installation, "this_device", lambda: CUDA)
     monkeypatch.setattr("spec_kernels.matmul.cuda_kernel", lambda *a: None)
+    monkeypatch.setattr(Gate, "shares", lambda self, together: True)
     monkeypatch.setattr(Gate, "_measure_matmul", lambda self, shape: SOME)
     attention = AttentionVerdict(True, {4: 512}, "raced", {"4@512": 1.5})
     monkeypatch.setattr(Gate, "_measure_attention", lambda self, shape: attention)
@@ -74,15 +77,25 @@ def test_layers_are_wrapped_reported_and_restored(cuda, model):
     assert report.on and not report.exact
     by_shape = {op.shape: op for op in report.ops}
     square = by_shape["128->128 4-bit g64 bfloat16"]
-    assert (square.layers, square.kernel, square.serves) == (4, "cuda", "1-2, 8")
+    assert (square.layers, square.kernel, square.serves) == (8, "cuda", "1-2, 8")
     assert square.speedup == {"8": 2.0}
     assert by_shape["128->192 4-bit g64 bfloat16"].layers == 1
     assert by_shape["2/2x64 bfloat16"].serves == "4"
     assert by_shape["2/2x64 bfloat16"].layers == 2
-    assert len([c for c in classes(model) if c not in before]) == 7
+    assert len([c for c in classes(model) if c not in before]) == 11
     installed.uninstall()
     installed.uninstall()
     assert classes(model) == before
+
+
+def test_q_k_and_v_share_a_launch_where_it_changes_no_bit(cuda, model, monkeypatch):
+    attention = model.layers[0]
+    with install(model):
+        assert attention.q_proj._spec_kernel._shared[0] is attention.v_proj._spec_kernel._shared[0]
+        assert attention.o_proj._spec_kernel._shared is None
+    monkeypatch.setattr(Gate, "shares", lambda self, together: False)
+    with install(model):
+        assert attention.q_proj._spec_kernel._shared is None
 
 
 def test_the_report_is_plain_data(cuda, model):

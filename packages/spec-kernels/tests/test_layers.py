@@ -8,6 +8,7 @@ from spec_kernels import ExactError
 from spec_kernels.layers import (
     AttentionKernel,
     LinearKernel,
+    Shared,
     Switch,
     attention_function,
     unwrap,
@@ -15,19 +16,20 @@ from spec_kernels.layers import (
     wrap_attention,
     wrap_linear,
 )
-from spec_kernels.matmul import stock_matmul
+from spec_kernels.matmul import RowMatmul, stock_matmul
 
 
-class FakeMatmul:
+class FakeMatmul(RowMatmul):
     """Stands in for the bound kernel: right results, and a note of the rows it was given."""
 
-    def __init__(self, weight):
-        self.weight, self.dtype, self.n = weight, weight.dtype, weight.n
+    def __init__(self, *weights):
+        self.weights = weights
+        self.dtype, self.n = weights[0].dtype, weights[0].n
         self.rows = []
 
-    def __call__(self, x):
+    def launch(self, x, *, poison=False):
         self.rows.append(x.size // x.shape[-1])
-        return stock_matmul(x, self.weight)
+        return [stock_matmul(x, weight) for weight in self.weights]
 
 
 def attend(queries, keys, values, cache, scale, mask, sinks=None):
@@ -118,6 +120,36 @@ def test_an_exact_batch_goes_sixteen_rows_at_a_time():
     assert matmul.rows == [16, 16, 3]
 
 
+def siblings():
+    layers = [linear(bias=False) for _ in range(3)]
+    wants = [weight_of(layer) for layer in layers]
+    kernels = [wrapped(layer) for layer in layers]
+    together = FakeMatmul(*wants)
+    shared = Shared(together)
+    for index, layer in enumerate(layers):
+        layer._spec_kernel.share(shared, index)
+    return layers, together, [matmul for matmul, _ in kernels]
+
+
+def test_siblings_called_with_one_input_share_one_launch():
+    layers, together, alone = siblings()
+    x = mx.random.normal((1, 3, 128), key=mx.random.key(6))
+    wants = [stock_matmul(x, weight_of(layer)) for layer in layers]
+    for _ in range(2):
+        for layer, want in zip(layers, wants, strict=True):
+            assert mx.array_equal(layer(x), want)
+    assert together.rows == [3, 3]
+    assert all(matmul.rows == [] for matmul in alone)
+
+
+def test_siblings_called_with_other_inputs_or_twice_stay_right():
+    layers, together, _ = siblings()
+    x, y = (mx.random.normal((1, 2, 128), key=mx.random.key(k)) for k in (7, 8))
+    for layer, value in ((layers[0], x), (layers[1], y), (layers[1], y), (layers[2], x)):
+        assert mx.array_equal(layer(value), stock_matmul(value, weight_of(layer)))
+    assert len(together.rows) == 4
+
+
 def test_an_exact_layer_refuses_another_dtype_and_a_switch_that_is_off():
     layer = linear(dtype=mx.float16)
     _, switch = wrapped(layer, exact=True)
@@ -148,7 +180,7 @@ def attention_problem(queries):
 def test_attention_finds_the_kernel_in_this_instance_only(monkeypatch):
     layer, other = Attention(), Attention()
     original = attention_function(layer, "attend")
-    assert original is attend
+    assert original is attend and original is not None
     served = []
     switch = Switch()
     kernel = AttentionKernel(original, {4: 1}, switch, "cuda")

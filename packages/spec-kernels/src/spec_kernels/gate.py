@@ -138,6 +138,17 @@ class Gate:
         self._put(f"attention {shape}", asdict(verdict))
         return verdict
 
+    def shares(self, together: RowMatmul) -> bool:
+        """Whether one launch for several weights gives the bits of one launch each; not stored."""
+        singles = [RowMatmul(weight, self._where) for weight in together.weights]
+        for rows in (1, MAX_ROWS):
+            x = mx.random.normal((rows, together.k), key=mx.random.key(rows)).astype(together.dtype)
+            parts = together.launch(x, poison=True)
+            for part, single in zip(parts, singles, strict=True):
+                if not bool(mx.array_equal(part, single(x))):
+                    return False
+        return True
+
     def _key(self, what: str) -> str:
         return f"{self._prefix}|{'race' if self._race else 'check'}|{what}"
 
