@@ -63,6 +63,8 @@ def write_gguf(
         if kind in (Kind.F32, Kind.F16):
             dtype = np.float32 if kind is Kind.F32 else np.float16
             writer.add_tensor(name, values.astype(dtype))
+        elif kind is Kind.I64:
+            writer.add_tensor(name, values)
         else:
             data = gguf.quants.quantize(values.astype(np.float32), kind)
             writer.add_tensor(name, data, raw_dtype=kind)

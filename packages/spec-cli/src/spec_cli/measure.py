@@ -147,9 +147,7 @@ def _rotated(lanes: Sequence[Lane], by: int) -> Iterable[Lane]:
     return [*lanes[shift:], *lanes[:shift]]
 
 
-def _row(
-    mode: str, task: str, runs: list[list[Run]], baseline: list[list[Run]]
-) -> dict[str, Any]:
+def _row(mode: str, task: str, runs: list[list[Run]], baseline: list[list[Run]]) -> dict[str, Any]:
     speeds = [_speed(trial) for trial in runs]
     ratios = [_speed(a) / _speed(b) for a, b in zip(runs, baseline, strict=True)]
     tally = Tally()

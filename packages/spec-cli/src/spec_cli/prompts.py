@@ -45,7 +45,9 @@ def read_prompts(path: Path) -> list[Prompt]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f'[prompts] "{path}" must be a readable text file: {error}') from error
-    prompts = [_parse(line, f'"{path}" line {n}') for n, line in enumerate(lines, 1) if line.strip()]
+    prompts = [
+        _parse(line, f'"{path}" line {n}') for n, line in enumerate(lines, 1) if line.strip()
+    ]
     if not prompts:
         raise SpecError(f'[prompts] "{path}" must hold at least one prompt, got none.')
     return prompts

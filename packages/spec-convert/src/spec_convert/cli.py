@@ -55,6 +55,12 @@ def cli() -> None:
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Dequantise to this type.")
+@click.option(
+    "--scales",
+    type=click.Choice(["exact", "f16"]),
+    default="exact",
+    help="f16 keeps all scales in 16 bits: smaller, and rounds those of K-quants.",
+)
 @click.option("--exact-only", is_flag=True, help="Refuse tensors that cannot be kept exactly.")
 @click.option("--force", is_flag=True, help="Replace an earlier output.")
 @click.option("--raw-names", is_flag=True, help="Keep GGUF tensor names; weights only.")
@@ -66,6 +72,7 @@ def convert_command(
     source: Path,
     out: Path,
     dtype: str | None,
+    scales: str,
     exact_only: bool,
     force: bool,
     raw_names: bool,
@@ -79,6 +86,7 @@ def convert_command(
             source,
             out,
             dtype=dtype,
+            scales=scales,
             exact_only=exact_only,
             force=force,
             raw_names=raw_names,

@@ -1,9 +1,10 @@
-"""Quantised GGUF blocks to MLX affine rows: the codes move, nothing is quantised again.
+"""Quantised GGUF blocks to MLX rows: the codes move, nothing is quantised again where it need not.
 
 An affine row is one little-endian bit stream of unsigned codes with a scale and a bias per
-group: value = scale * code + bias. The layouts below give, computed in float32, exactly the
-numbers of the `gguf` package's own dequantisation (a zero may lose its sign). Knows nothing
-about tensor names, files or models.
+group: value = scale * code + bias. For every layout marked exact, that formula computed in
+float32 gives the numbers of the `gguf` package's own dequantisation (a zero may lose its sign).
+The two block floating-point types keep their codes and scales as they are. Knows nothing about
+tensor names, files or models.
 """
 
 from __future__ import annotations
@@ -13,149 +14,136 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
 
+from spec_convert.blocks import (
+    unpack_iq4_nl,
+    unpack_mxfp4,
+    unpack_nvfp4,
+    unpack_q3_k,
+    unpack_q4_0,
+    unpack_q4_1,
+    unpack_q4_k,
+    unpack_q5_0,
+    unpack_q5_1,
+    unpack_q5_k,
+    unpack_q8_0,
+)
 from spec_convert.errors import ConvertError
+from spec_convert.lattice import on_lattice, rounded
+from spec_convert.packing import Bytes
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, Any]
-GROUP = 32
+Parts = tuple[Bytes, Floats, Floats | None]
 
 
 class ScaleOverflowError(ArithmeticError):
-    """A scale or bias does not fit float16; the tensor needs float32 scales."""
+    """A scale or bias is not exact in float16; the tensor needs float32 scales."""
 
 
 @dataclass(frozen=True)
-class Affine:
-    """One chunk of rows in MLX affine layout.
+class Packed:
+    """One chunk of rows in an MLX layout.
 
     Attributes:
         codes: packed codes, shape (rows, K * bits / 8), uint8; read as uint32 words by MLX.
-        scales: shape (rows, K / 32), float16 or float32.
-        biases: same shape and dtype as `scales`.
+        scales: shape (rows, K / group), float16, float32 or uint8.
+        biases: same shape and dtype; None for block floating point.
     """
 
     codes: Bytes
     scales: Floats
-    biases: Floats
+    biases: Floats | None
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a GGUF type is stored as affine groups of 32.
+    """How a GGUF type is stored in MLX.
 
     Attributes:
         bits: width of a code.
-        unpack: blocks, shape (n, block bytes), to codes, scales and biases in float32.
+        unpack: blocks, shape (n, block bytes), to codes, scales and biases; float scales may be
+            given in float32 whatever they are stored in.
+        group: values that share a scale.
+        mode: MLX quantisation mode.
+        wide: exact only with float32 scales.
+        exact: every value is kept.
     """
 
     bits: int
-    unpack: Callable[[Bytes], tuple[Bytes, Floats, Floats]]
+    unpack: Callable[[Bytes], Parts]
+    group: int = 32
+    mode: str = "affine"
+    wide: bool = False
+    exact: bool = True
 
 
-def repack(blocks: Bytes, kind: Kind, scale_dtype: np.dtype[Any]) -> Affine:
-    """Carry whole rows of quantised blocks over to the affine layout.
+def repack(blocks: Bytes, kind: Kind, scale_dtype: np.dtype[Any], *, loose: bool = False) -> Packed:
+    """Carry whole rows of quantised blocks over to their MLX layout.
 
     Args:
         blocks: raw rows, shape (rows, row bytes), uint8.
         kind: their GGUF type, one of `LAYOUTS`.
-        scale_dtype: float16 or float32, the type in which scales and biases are kept.
+        scale_dtype: float16 or float32, the type of scales and biases; uint8 scales stay.
+        loose: scales and biases may be rounded to `scale_dtype`.
 
     Returns:
-        The rows with scales and biases that are exact in `scale_dtype`.
+        The rows; scales are those of `Layout.unpack`, exactly unless `loose`.
 
     Raises:
-        ScaleOverflowError: a scale or bias is not exact in float16.
+        ScaleOverflowError: a scale or bias does not fit float16.
         ConvertError: a scale is infinite or not a number.
     """
     rows = blocks.shape[0]
     layout = LAYOUTS[kind]
-    codes, scales, biases = layout.unpack(blocks.reshape(-1, BLOCK_BYTES[kind]))
+    codes, scales, biases = layout.unpack(blocks.reshape(-1, GGML_QUANT_SIZES[kind][1]))
+    if biases is None:
+        return Packed(codes.reshape(rows, -1), scales.reshape(rows, -1), None)
     if not (np.isfinite(scales).all() and np.isfinite(biases).all()):
         raise ConvertError(
             "[repack] Scales must be finite numbers, got infinity or NaN. "
             "The file is damaged: download it again."
         )
-    return Affine(
+    return Packed(
         codes.reshape(rows, -1),
-        _narrow(scales, scale_dtype).reshape(rows, -1),
-        _narrow(biases, scale_dtype).reshape(rows, -1),
+        _narrow(scales, scale_dtype, loose).reshape(rows, -1),
+        _narrow(biases, scale_dtype, loose).reshape(rows, -1),
     )
 
 
-def _narrow(values: Floats, dtype: np.dtype[Any]) -> Floats:
+def _narrow(values: Floats, dtype: np.dtype[Any], loose: bool) -> Floats:
     if dtype == values.dtype:
         return values
     with np.errstate(over="ignore"):
         narrow = values.astype(dtype)
-    if not np.array_equal(narrow, values):
+    if not (np.isfinite(narrow).all() if loose else np.array_equal(narrow, values)):
         raise ScaleOverflowError
     return narrow
 
 
-def _half(column: Bytes) -> Floats:
-    return np.ascontiguousarray(column).view("<f2").astype(np.float32)
-
-
-def _pair_nibbles(quants: Bytes) -> Bytes:
-    """Low nibbles are values 0-15 and high nibbles 16-31; MLX wants neighbours in one byte."""
-    words = np.ascontiguousarray(quants).view("<u8")  # (n, 2): 8 values each half
-    halves = np.empty((len(words), 2, 2), "<u4")
-    for index, shift in enumerate((0, 4)):
-        half = words >> np.uint64(shift) if shift else words
-        half = half & np.uint64(0x0F0F0F0F0F0F0F0F)
-        half |= half >> np.uint64(4)
-        half &= np.uint64(0x00FF00FF00FF00FF)
-        half |= half >> np.uint64(8)
-        half &= np.uint64(0x0000FFFF0000FFFF)
-        half |= half >> np.uint64(16)
-        halves[:, index] = half.astype("<u4")
-    return halves.reshape(len(words), 4).view(np.uint8)
-
-
-def _pack_bits(codes: Bytes, bits: int) -> Bytes:
-    """Codes, shape (n, 32), to a little-endian bit stream, shape (n, 4 * bits)."""
-    planes = np.unpackbits(codes[:, :, None], axis=2, count=bits, bitorder="little")
-    return np.packbits(planes.reshape(len(codes), -1), axis=1, bitorder="little")
-
-
-def _five_bit_codes(quants: Bytes, high: Bytes) -> Bytes:
-    low = np.concatenate([quants & 15, quants >> 4], axis=1)  # (n, 32)
-    fifth = np.unpackbits(high, axis=1, bitorder="little") * np.uint8(16)
-    return np.bitwise_or(low, fifth)
-
-
-def _q4_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    scale = _half(blocks[:, :2])
-    return _pair_nibbles(blocks[:, 2:]), scale, scale * np.float32(-8)
-
-
-def _q4_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    return _pair_nibbles(blocks[:, 4:]), _half(blocks[:, :2]), _half(blocks[:, 2:4])
-
-
-def _q5_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    scale = _half(blocks[:, :2])
-    codes = _five_bit_codes(blocks[:, 6:], blocks[:, 2:6])
-    return _pack_bits(codes, 5), scale, scale * np.float32(-16)
-
-
-def _q5_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    codes = _five_bit_codes(blocks[:, 8:], blocks[:, 4:8])
-    return _pack_bits(codes, 5), _half(blocks[:, :2]), _half(blocks[:, 2:4])
-
-
-def _q8_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    scale = _half(blocks[:, :2])
-    return blocks[:, 2:] ^ np.uint8(0x80), scale, scale * np.float32(-128)
-
-
-BLOCK_BYTES = {Kind.Q4_0: 18, Kind.Q4_1: 20, Kind.Q5_0: 22, Kind.Q5_1: 24, Kind.Q8_0: 34}
 LAYOUTS = {
-    Kind.Q4_0: Layout(4, _q4_0),
-    Kind.Q4_1: Layout(4, _q4_1),
-    Kind.Q5_0: Layout(5, _q5_0),
-    Kind.Q5_1: Layout(5, _q5_1),
-    Kind.Q8_0: Layout(8, _q8_0),
+    Kind.Q4_0: Layout(4, unpack_q4_0),
+    Kind.Q4_1: Layout(4, unpack_q4_1),
+    Kind.Q5_0: Layout(5, unpack_q5_0),
+    Kind.Q5_1: Layout(5, unpack_q5_1),
+    Kind.Q8_0: Layout(8, unpack_q8_0),
+    Kind.Q4_K: Layout(4, unpack_q4_k, wide=True),
+    Kind.Q5_K: Layout(5, unpack_q5_k, wide=True),
+    Kind.MXFP4: Layout(4, unpack_mxfp4, mode="mxfp4"),
+    Kind.NVFP4: Layout(4, unpack_nvfp4, group=16, mode="nvfp4"),
+    Kind.Q3_K: Layout(8, unpack_q3_k),
+    Kind.IQ4_NL: Layout(8, unpack_iq4_nl),
+    Kind.IQ4_XS: Layout(8, on_lattice(Kind.IQ4_XS, 8), wide=True),
+    Kind.IQ3_XXS: Layout(8, on_lattice(Kind.IQ3_XXS, 8), wide=True),
+    Kind.IQ3_S: Layout(4, on_lattice(Kind.IQ3_S, 4), wide=True),
+    Kind.IQ2_XXS: Layout(8, on_lattice(Kind.IQ2_XXS, 8), wide=True),
+    Kind.IQ1_S: Layout(2, on_lattice(Kind.IQ1_S, 2), wide=True),
+    Kind.TQ1_0: Layout(2, on_lattice(Kind.TQ1_0, 2, group=128), group=128),
+    Kind.TQ2_0: Layout(2, on_lattice(Kind.TQ2_0, 2, group=128), group=128),
+    Kind.Q2_K: Layout(8, rounded(Kind.Q2_K), exact=False),
+    Kind.Q6_K: Layout(8, rounded(Kind.Q6_K), exact=False),
+    Kind.IQ2_XS: Layout(8, rounded(Kind.IQ2_XS), exact=False),
+    Kind.IQ2_S: Layout(8, rounded(Kind.IQ2_S), exact=False),
+    Kind.IQ1_M: Layout(8, rounded(Kind.IQ1_M), exact=False),
 }

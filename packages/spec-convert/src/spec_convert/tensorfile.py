@@ -22,9 +22,11 @@ from spec_convert.errors import ConvertError, quote
 Array = np.ndarray[Any, Any]
 _DTYPES = {
     "F32": "<f4", "F16": "<f2", "BF16": "<u2", "U32": "<u4", "F64": "<f8",
-    "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
+    "I8": "<i1", "U8": "<u1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
 }  # fmt: skip
 _MAX_HEADER = 100_000_000
+_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32) / 2
+_E2M1 = np.concatenate([_E2M1, -_E2M1])
 
 
 @dataclass(frozen=True)
@@ -111,21 +113,48 @@ def _read_header(file: IO[bytes], path: Path) -> Iterator[tuple[str, Stored]]:
         yield name, Stored(file, row["dtype"], shape, 8 + length + begin)
 
 
-def affine_values(words: Array, scales: Array, biases: Array) -> Array:
+def affine_values(words: Array, scales: Array, biases: Array, group: int) -> Array:
     """Values of affine rows: scale * code + bias, computed in float32.
 
     Args:
         words: packed codes, shape (n, K * bits / 32), uint32.
         scales: shape (n, groups).
         biases: same shape.
+        group: values that share a scale.
 
     Returns:
         Shape (n, K), float32.
     """
-    n_rows, n_groups = scales.shape
-    n_bits = words.shape[1] * 32 // (n_groups * 32)
-    stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
-    digits = stream.reshape(n_rows, n_groups, 32, n_bits)
-    codes = (digits << np.arange(n_bits, dtype=np.uint8)).sum(axis=3, dtype=np.uint8)
+    codes = _codes(words, scales.shape, group)
     values = codes * scales.astype(np.float32)[..., None] + biases.astype(np.float32)[..., None]
-    return values.reshape(n_rows, -1)
+    return values.reshape(len(words), -1)
+
+
+def block_float_values(words: Array, scales: Array, group: int) -> Array:
+    """Values of block floating-point rows: e2m1 codes times a shared scale.
+
+    Args:
+        words: packed codes, shape (n, K / 8), uint32.
+        scales: shape (n, groups), uint8: e8m0 for groups of 32, e4m3 for groups of 16.
+        group: values that share a scale.
+
+    Returns:
+        Shape (n, K), float32.
+    """
+    if group == 32:
+        factors = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
+    else:
+        exponent, mantissa = (scales >> 3).astype(np.int32), (scales & 7).astype(np.float32)
+        normal = np.ldexp(1 + mantissa / 8, exponent - 7)
+        factors = np.where(exponent == 0, np.ldexp(mantissa, -9), normal).astype(np.float32)
+    with np.errstate(over="ignore"):
+        values = _E2M1[_codes(words, scales.shape, group)] * factors[..., None]
+    return values.reshape(len(words), -1)
+
+
+def _codes(words: Array, shape: tuple[int, ...], group: int) -> Array:
+    n_rows, n_groups = shape
+    n_bits = words.shape[1] * 32 // (n_groups * group)
+    stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
+    digits = stream.reshape(n_rows, n_groups, group, n_bits)
+    return (digits << np.arange(n_bits, dtype=np.uint8)).sum(axis=3, dtype=np.uint8)

@@ -23,7 +23,18 @@ import numpy as np
 
 from spec_convert.errors import ConvertError, quote
 
-_SIZES = {"F32": 4, "U32": 4, "I32": 4, "F16": 2, "BF16": 2, "I64": 8, "F64": 8, "I16": 2, "I8": 1}
+_SIZES = {
+    "F32": 4,
+    "U32": 4,
+    "I32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "F64": 8,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+}
 _OURS = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map)\.json"
     r"|chat_template\.jinja|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"

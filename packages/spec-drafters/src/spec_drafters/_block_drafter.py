@@ -10,7 +10,7 @@ import mlx.core as mx
 from spec_core import Draft, LoadError, Sampling, Target, TargetOutput
 from spec_drafters._blocks import BlockBody, BodyState, check_fit
 from spec_drafters._checkpoint import Checkpoint, open_checkpoint, read_head
-from spec_drafters._packaging import Family
+from spec_drafters._head import Family
 from spec_drafters._vocab import OutputHead
 from spec_drafters._weights import WeightReport, Weights
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from spec_drafters._head import HeadConfig
 from spec_drafters._linear import Matrix
-from spec_drafters._packaging import HeadConfig
 from spec_drafters._weights import Weights
 
 

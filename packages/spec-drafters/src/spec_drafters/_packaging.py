@@ -6,133 +6,38 @@ one dataclass. Knows nothing about weights' values.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from spec_core import LoadError
+from spec_drafters._head import Backbone, Family, HeadConfig, LayerView, Lineage
 from spec_drafters._rope import Rope, read_rope
 
-Family = Literal["dspark", "dflash", "dflash2"]
 Config = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerView:
-    """What a layer's block rows may see.
-
-    Attributes:
-        window: Key p is visible to query q iff p > q - window; None for no limit.
-        causal: Block rows do not see later block rows.
-    """
-
-    window: int | None = None
-    causal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Backbone:
-    """The transformer of a head.
-
-    Attributes:
-        kind: "qwen3", or "gemma4" with its sandwich norms, unscaled attention and v norm.
-        hidden_size: H.
-        intermediate_size: I.
-        n_heads: Query heads.
-        n_kv_heads: Key and value heads.
-        head_dim: Width of a head.
-        eps: Of all norms.
-        rope: Rotary positions.
-        views: One per layer.
-        norm_offset: Added to every norm weight at load (1 where they are stored minus one).
-        gated_query: q_proj gives a query and a gate per head.
-        sinks: A logit per head in the softmax denominator.
-    """
-
-    kind: Literal["qwen3", "gemma4"]
-    hidden_size: int
-    intermediate_size: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    eps: float
-    rope: Rope
-    views: tuple[LayerView, ...]
-    norm_offset: float = 0.0
-    gated_query: bool = False
-    sinks: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HeadConfig:
-    """A block head, whatever its packaging.
-
-    Attributes:
-        family: Which algorithm.
-        packaging: Where it comes from, for reports.
-        backbone: The transformer.
-        taps: Target layers, 0-based, output of the layer.
-        n_target_layers: Depth of the target it was made for, or None where it does not say.
-        target_hidden_size: Width of a tap.
-        block_size: B, rows of a block.
-        logits_start: First row whose logits count: 0 when the anchor's row predicts.
-        mask_id: Token of the rows behind the anchor.
-        vocab_size: V, None where the config does not say.
-        draft_vocab_size: Vd; equal to V without a reduced vocabulary.
-        markov: Kind of Markov head, None without.
-        own_softcap: Softcap of the head's own lm_head, applied before the Markov bias.
-        draft_softcap: Softcap of a reused head's logits (DFlash).
-        draft_multiplier: Multiplies a reused head's logits before the softcap (DFlash).
-        embed_scale: Multiplies embedding rows.
-        log_snr: (min, max) of the log-SNR conditioning, or None.
-        conv: (kernel size, group size) of the dynamic convolutions, or None.
-        selector_top_k: Candidates per slot of the selector, or None.
-    """
-
-    family: Family
-    packaging: str
-    backbone: Backbone
-    taps: tuple[int, ...]
-    n_target_layers: int | None
-    target_hidden_size: int
-    block_size: int
-    logits_start: int
-    mask_id: int
-    vocab_size: int | None
-    draft_vocab_size: int | None
-    markov: Literal["vanilla", "gated", "rnn"] | None = None
-    own_softcap: float | None = None
-    draft_softcap: float | None = None
-    draft_multiplier: float = 1.0
-    embed_scale: float = 1.0
-    log_snr: tuple[float, float] | None = None
-    conv: tuple[int, int] | None = None
-    selector_top_k: int | None = None
-
-    @property
-    def n_drafts(self) -> int:
-        """K, drafts a round."""
-        return self.block_size - self.logits_start
-
-
-def read_block_head(config: Config, shapes: Shapes, target_hidden_size: int) -> HeadConfig:
-    """The head of a native checkpoint.
+def read_block_head(
+    config: Config, shapes: Shapes, target_hidden_size: int, lineage: Lineage | None = None
+) -> HeadConfig:
+    """The head of a checkpoint, from native keys.
 
     Args:
-        config: config.json.
+        config: Native keys.
         shapes: Shape of each tensor by canonical name.
         target_hidden_size: H of the target.
+        lineage: What a translated schema adds.
 
     Raises:
         LoadError: the algorithm is not supported, or a needed setting is missing.
     """
-    settings = _Settings(config)
+    settings = _Settings(config, lineage or Lineage())
     family = _family(settings, shapes)
     backbone = _backbone(settings, shapes, family)
     vocab_size = settings.integer("vocab_size", None)
     head = HeadConfig(
         family=family,
-        packaging=_packaging(settings, family),
+        packaging=settings.lineage.packaging or _packaging(settings, family),
         backbone=backbone,
         taps=_taps(settings, family),
         n_target_layers=settings.integer("num_target_layers", None),
@@ -153,8 +58,9 @@ def read_block_head(config: Config, shapes: Shapes, target_hidden_size: int) -> 
 class _Settings:
     """A config whose keys may sit in `dflash_config`, at the top, or in `text_config`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, lineage: Lineage) -> None:
         self.top = config
+        self.lineage = lineage
         self.nested: Config = config.get("dflash_config") or {}
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -193,6 +99,8 @@ def _family(settings: _Settings, shapes: Shapes) -> Family:
         return "dflash2"
     markov = any(name.startswith(("markov_head.", "confidence_head.")) for name in shapes)
     named = "DSpark" in settings.architecture or projector == "dspark"
+    if settings.lineage.family is not None and not markov:
+        return "dspark" if settings.lineage.family == "dspark" else "dflash"
     # Heads without a Markov part in the DSpark layout bring their own embedding and head.
     return "dspark" if markov or named or settings.get("markov_rank") is not None else "dflash"
 
@@ -252,9 +160,8 @@ def _backbone(settings: _Settings, shapes: Shapes, family: Family) -> Backbone:
     n_heads = settings.needed("num_attention_heads", family)
     head_dim = shapes.get("layers.0.self_attn.q_norm.weight", (0,))[0]
     head_dim = head_dim or settings.integer("head_dim", hidden_size // n_heads) or 0
-    n_kv = settings.integer("num_key_value_heads", 8) or 8
-    if kind == "gemma4":
-        n_kv = settings.integer("num_global_key_value_heads", n_kv) or n_kv
+    k_rows = shapes.get("layers.0.self_attn.k_proj.weight", (0,))[0]
+    n_kv = k_rows // head_dim or settings.integer("num_key_value_heads", 8) or 8
     q_rows = shapes.get("layers.0.self_attn.q_proj.weight", (n_heads * head_dim,))[0]
     return Backbone(
         kind=kind,
@@ -265,7 +172,7 @@ def _backbone(settings: _Settings, shapes: Shapes, family: Family) -> Backbone:
         head_dim=head_dim,
         eps=float(top.get("rms_norm_eps", 1e-6)),
         rope=_block_rope(settings, kind, head_dim, fork, family),
-        views=_views(settings, family),
+        views=settings.lineage.views or _views(settings, family),
         norm_offset=1.0 if fork else 0.0,
         gated_query=fork and q_rows == 2 * n_heads * head_dim,
         sinks="layers.0.self_attn.attention_sink_bias" in shapes,
@@ -284,7 +191,8 @@ def _block_rope(settings: _Settings, kind: str, head_dim: int, fork: bool, famil
     partial = float(factor or 0.25) if fork else 1.0
     interleaved = settings.get("rope_is_neox_style") is False
     source = dict(top)
-    if settings.nested.get("projector_type") != "dspark" and family == "dspark":
+    own = settings.nested.get("projector_type") == "dspark" or family != "dspark"
+    if not (own or settings.lineage.scaled_rope):
         source = _without_scaling(source)
     rope = read_rope(
         source, head_dim, default_theta=1e6, partial=partial, interleaved=interleaved, where=family

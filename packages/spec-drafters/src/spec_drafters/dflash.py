@@ -14,7 +14,7 @@ import mlx.core as mx
 from spec_core import Draft, Sampling, target_probs
 from spec_core.sampling import draw
 from spec_drafters._block_drafter import BlockDrafter
-from spec_drafters._packaging import Family
+from spec_drafters._head import Family
 from spec_drafters._vocab import soft_capped
 
 

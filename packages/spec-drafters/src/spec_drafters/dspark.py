@@ -18,8 +18,8 @@ from spec_core.host import host_int
 from spec_core.sampling import draw
 from spec_drafters._block_drafter import BlockDrafter
 from spec_drafters._checkpoint import Checkpoint
+from spec_drafters._head import Family
 from spec_drafters._markov import ConfidenceHead, MarkovHead, load_confidence, load_markov
-from spec_drafters._packaging import Family
 from spec_drafters._vocab import soft_capped
 from spec_drafters._weights import Weights
 
