@@ -1,6 +1,6 @@
 """What does rolling a block back cost? Rounds that reject against rounds that keep everything.
 
-    uv run benchmarks/rollback.py --json docs/benchmarks/rollback.json
+    uv run benchmarks/rollback.py --out docs/benchmarks
 
 Tiny random models of real depth: 64 layers, 48 of them recurrent. A round is verify, commit and
 evaluation of logits and state, as in decoding. Both kinds of round alternate; the share is the
@@ -9,6 +9,7 @@ median over neighbouring pairs.
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import time
@@ -78,7 +79,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=15)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--clock", choices=list(_CLOCKS), default="wall")
-    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--out", type=Path, help="write rollback.json and rollback.md here")
     arguments = parser.parse_args()
     results = []
     for model_type in arguments.models:
@@ -91,16 +92,54 @@ def main() -> None:
             f"rollback {100 * result['rollback_share']:+.1f}%",
             flush=True,
         )
-    if arguments.json:
-        stamp = {
-            "command": f"uv run benchmarks/rollback.py --rows {arguments.rows} "
-            f"--keep {arguments.keep} --trials {arguments.trials} --clock {arguments.clock}",
-            "date": time.strftime("%Y-%m-%d"),
-            "machine": f"{platform.system()} {platform.machine()}, MLX on {mx.default_device()}",
-            "versions": {name: version(name) for name in ("mlx", "mlx-lm", "spec-targets")},
-        }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({**stamp, "rows": results}, indent=2) + "\n")
+    if arguments.out:
+        write(arguments.out, arguments, results)
+
+
+def write(folder: Path, arguments: argparse.Namespace, results: list[dict]) -> None:
+    """rollback.json and rollback.md, stamped with machine, versions, command and date."""
+    stamp = {
+        "machine": f"{processor()}, {os.cpu_count()} cores, MLX on {mx.default_device()}",
+        "versions": {name: version(name) for name in ("mlx", "mlx-lm", "spec-targets")},
+        "command": f"uv run benchmarks/rollback.py --rows {arguments.rows} "
+        f"--keep {arguments.keep} --trials {arguments.trials} --clock {arguments.clock}",
+        "date": time.strftime("%Y-%m-%d"),
+        "clock": f"{arguments.clock} time",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    data = json.dumps({**stamp, "rows": results}, indent=2)
+    (folder / "rollback.json").write_text(data + "\n")
+    versions = ", ".join(f"{name} {number}" for name, number in stamp["versions"].items())
+    lines = [
+        "# What rolling a block back costs",
+        "",
+        "Tiny random models of the real classes, 48 recurrent layers. A round is verify, commit",
+        "and evaluation of logits and state; rounds that keep part of the block alternate with",
+        "rounds that keep all of it, and the share is the median over neighbouring pairs.",
+        "",
+        "| model type | rows | kept | whole block, ms | with rollback, ms | rollback |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(
+            f"| {r['model_type']} | {r['rows']} | {r['kept']} | {r['round_ms']:.1f} "
+            f"| {r['round_with_rollback_ms']:.1f} | {100 * r['rollback_share']:+.1f}% |"
+            for r in results
+        ),
+        "",
+        f"{stamp['date']}, {stamp['machine']}, {stamp['clock']}; {versions}.",
+        "",
+        f"    {stamp['command']} --out docs/benchmarks",
+    ]
+    (folder / "rollback.md").write_text("\n".join(lines) + "\n")
+
+
+def processor() -> str:
+    """The processor's name, where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -187,7 +187,10 @@ class MlxTarget:
         ):
             return f"the output of layer {last} does not lead to the model's own hidden states"
         raw, own = self.unembed(done.hidden), done.logits
-        if not mx.array_equal(mx.argmax(raw, axis=-1), mx.argmax(own, axis=-1)).item():
+        if (
+            raw.shape != own.shape
+            or not mx.array_equal(mx.argmax(raw, axis=-1), mx.argmax(own, axis=-1)).item()
+        ):
             return "the raw head does not lead to the model's own arg-maxima"
         return None
 
