@@ -121,8 +121,9 @@ class CapController:
         self._go_to(round_.offset)
         self._since_review += 1
         decision = self._decision
-        # A plain step that was enqueued before a trial was decided on is no part of the trial.
-        tried = decision.cap != decision.best and (round_.cap > 0) == (decision.cap > 0)
+        tried = round_.cap > 0 and round_.cap != decision.best
+        # Plain steps are enqueued one ahead, so one may come in before the trial decided on.
+        waits = round_.kind == "plain" and 0 < decision.cap != decision.best and not tried
         source = self._source
         if round_.kind == "prefill":
             self._new_sequence()
@@ -134,7 +135,8 @@ class CapController:
         every = _REVIEW if self._n_drafted > _EARLY else 1
         if decision.best == 0 and self._n_drafted:
             every = _REVIEW_PARKED
-        if tried or source != self._source or self._since_review >= every:
+        due = self._since_review >= every or source != self._source or self._plain_trial
+        if tried or (due and not waits):
             self._decide()
 
     @property
@@ -196,7 +198,7 @@ class CapController:
         """Save the allowance; charge trials with what they lost, credit what they won."""
         most_s = _SAVED_STEPS * self._plain_s
         saved_s = self._saved_s + self._allowance * round_.elapsed_s
-        if tried and round_.cap:
+        if tried:
             won_s = len(round_.tokens) * self._decision.token_s - round_.elapsed_s
             saved_s += won_s
             grow = 2.0 if won_s > 0 else 0.8

@@ -164,6 +164,11 @@ class _Text:
         self._draws: list[list[float]] = []
         self._noise = random.Random(f"noise {seed}")
 
+    @property
+    def n_left(self) -> int:
+        """Tokens to go."""
+        return self.scenario.n_tokens - self.done
+
     def draw(self, place: int, i: int) -> float:
         """The same number for the same place and position, whatever the cap."""
         while len(self._draws) <= place:
@@ -186,9 +191,8 @@ class _Text:
     def round(
         self, kind: RoundKind, cap: int, n_drafted: int, n_accepted: int, elapsed_s: float
     ) -> Round:
-        n = min(n_accepted + 1, self.scenario.n_tokens - self.done)
+        n = min(n_accepted + 1, self.n_left)
         self.done += n
-        finished = self.done >= self.scenario.n_tokens
         return Round(
             tokens=(_NO_TOKENS,) * n,
             text="",
@@ -198,7 +202,7 @@ class _Text:
             source="scripted" if cap else "target",
             near_ties=0,
             elapsed_s=elapsed_s,
-            finish_reason="length" if finished else None,
+            finish_reason=None if self.n_left else "length",
             offset=self.scenario.depth + self.done,
             cap=cap,
         )
@@ -229,18 +233,21 @@ class _Text:
 def run(scenario: Scenario, cap: Cap, seed: int = 0) -> Outcome:
     """Play a scenario with a cap, in the loop's order of calls."""
     text = _Text(scenario, seed)
-    prefill = text.round("prefill", 0, 0, 0, 0.0)
-    cap.observe(prefill)
-    while text.done < scenario.n_tokens:
-        n_left = scenario.n_tokens - text.done
-        n = min(cap.next(), scenario.max_draft, n_left - 1)
+    cap.observe(text.round("prefill", 0, 0, 0, 0.0))
+    asked = None
+    while text.n_left:
+        asked = cap.next() if asked is None else asked
+        n, asked = min(asked, scenario.max_draft, text.n_left - 1), None
         if n >= 1:
             cap.observe(text.drafted(n))
             continue
         filling = True
-        while True:
-            n_left = scenario.n_tokens - text.done
-            following = n_left > 1 and min(cap.next(), scenario.max_draft) < 1
+        while text.n_left:
+            following = False
+            if text.n_left > 1:
+                asked = cap.next()
+                following = min(asked, scenario.max_draft) < 1
+                asked = None if following else asked
             cap.observe(text.plain(filling=filling))
             filling = False
             if not following:
