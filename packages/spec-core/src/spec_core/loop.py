@@ -23,7 +23,7 @@ from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_r
 from spec_core.text import TextStream
 from spec_core.types import Acceptance, Draft, FinishReason, Round, RoundKind, TargetOutput
 
-_NO_DRAFTS = Draft(mx.array([], mx.int32), source="target")  # data, so any thread may read it
+NO_DRAFTS = Draft(mx.array([], mx.int32), source="target")  # data, so any thread may read it
 _HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts
 
 
@@ -182,7 +182,8 @@ class Run:
             self.drafter.reset()
         self.with_logits = with_logits
         self.guide = guide
-        self.pipelined = guide is None or guide.fixed
+        self.may_pipeline = guide is None or guide.fixed
+        self.pipelined = self.may_pipeline
         self.in_flight = False  # a plain step has been enqueued ahead of the round handed out
         self.n_emitted = 0
         self.anchor = -1
@@ -243,7 +244,7 @@ class Run:
                 break
             yield None
             start = end
-        yield self.finish(self.decide(_NO_DRAFTS, output), "prefill")
+        yield self.finish(self.decide(NO_DRAFTS, output), "prefill")
 
     def one_round(self, cap: int) -> Iterator[Round]:
         """Draft, verify, accept, commit. Without a draft this is a plain step."""
@@ -265,13 +266,13 @@ class Run:
 
     def plain_steps(self) -> Iterator[Round]:
         """Steps of one row, each enqueued before the one before it is read."""
-        step = self.enqueue(mx.array([self.anchor], mx.int32), _NO_DRAFTS)
+        step = self.enqueue(mx.array([self.anchor], mx.int32), NO_DRAFTS)
         while True:
             following = None
             if self.pipelined and self.n_left > 1 and min(self.ask_cap(), self.max_draft) < 1:
                 self.asked = None
                 self.target.commit(self.cache, 1)
-                following = self.enqueue(step.outcome.next_token[None], _NO_DRAFTS)
+                following = self.enqueue(step.outcome.next_token[None], NO_DRAFTS)
             round_ = self.finish(step, "plain", committed=following is not None)
             self.in_flight = following is not None and round_.finish_reason is None
             yield round_

@@ -13,6 +13,8 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from spec_core import LoadError, StateError, TargetOutput
+from spec_targets import batching
+from spec_targets.batching import BatchCache
 from spec_targets.exactness import find_inexact_op
 from spec_targets.families import Family
 from spec_targets.rollback import Rollback, replace_entry, rollback_for
@@ -75,6 +77,7 @@ class MlxTarget:
         self.make_cache()  # refuses entries that cannot be rolled back
         self.hidden_size, self.vocab_size, self.tap_refusal = self._probe()
         self._exact: tuple[str | None] | None = None
+        self._batch: tuple[str | None] | None = None
 
     @property
     def exact_refusal(self) -> str | None:
@@ -129,6 +132,41 @@ class MlxTarget:
         cache.offset += n_keep
         cache.n_open = 0
 
+    # -- several sequences -----------------------------------------------------------------------
+
+    @property
+    def batch_refusal(self) -> str | None:
+        """None when sequences can share a forward, else the reason; tried at the first use."""
+        if self._batch is None:
+            self._batch = (batching.find_batch_refusal(self),)
+        return self._batch[0]
+
+    def join(self, caches: Sequence[Any]) -> BatchCache:
+        """One batch cache of single and batch caches, rows in order; the parts are consumed."""
+        return batching.join(caches)
+
+    def select(self, cache: BatchCache, rows: Sequence[int]) -> BatchCache:
+        """The batch cache cut to some rows, in this order."""
+        return batching.select(cache, rows)
+
+    def extract(self, cache: BatchCache, row: int) -> TargetCache:
+        """A single cache that goes on with one row."""
+        offset = cache.offsets[row]
+        entries = [entry.row(row, offset) for entry in cache.entries]
+        mx.eval([entry.state for entry in entries])
+        rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
+        return TargetCache(entries, rollbacks, offset)
+
+    def verify_rows(
+        self, blocks: mx.array, cache: BatchCache, *, taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Forward blocks (B, T) and leave them open: logits (B, T, V), taps (B, T, H)."""
+        return batching.verify_rows(self._forward_rows, blocks, cache, taps)
+
+    def commit_rows(self, cache: BatchCache, n_keep: Sequence[int]) -> None:
+        """Close the blocks; row b keeps its first `n_keep[b]` positions."""
+        batching.commit_rows(cache, n_keep)
+
     def embed(self, tokens: mx.array) -> mx.array:
         """Rows of the raw table: (T,) -> (T, H)."""
         return self._embedding(tokens)
@@ -146,6 +184,14 @@ class MlxTarget:
         with self._taps.record(taps) as seen:
             hidden = self._family.backbone(self.model, tokens[None], entries)
             return hidden, tuple(seen[layer][0] for layer in taps)
+
+    def _forward_rows(
+        self, blocks: mx.array, entries: list[Any], taps: Sequence[int]
+    ) -> tuple[mx.array, tuple[mx.array, ...]]:
+        """Ids (B, T) to logits (B, T, V) and taps (B, T, H) each."""
+        with self._taps.record(taps) as seen:
+            hidden = self._family.backbone(self.model, blocks, entries)
+            return self._family.head(self.model, hidden), tuple(seen[layer] for layer in taps)
 
     def _probe(self) -> tuple[int, int, str | None]:
         """Compare the parts with the model's own forward on a tiny input.
