@@ -88,7 +88,7 @@ class Row:
     tag: Any = None
     prefilling: Iterator[Round | None] | None = None
     solo: Iterator[Round] | None = None
-    batched: bool = False
+    shared: RowCache | None = None  # what it shows for a cache while it is part of a batch
     taps: tuple[int, ...] = field(default=())
 
     @property
@@ -243,8 +243,7 @@ class Batch:
         self._cache = self._target.join(parts)
         for row in rows:
             row.solo = None
-            row.batched = True
-            row.run.cache = RowCache(row.run.cache.offset)
+            row.run.cache = row.shared = RowCache(row.run.cache.offset)
             self._running.remove(row)
             self._joined.append(row)
 
@@ -256,7 +255,7 @@ class Batch:
         self._cache = self._target.select(self._cache, rest) if rest else None
         self._joined.remove(row)
         row.run.cache = single
-        row.batched = False
+        row.shared = None
         return single
 
     def _part(self) -> list[Row]:
@@ -336,7 +335,8 @@ class Batch:
             if isinstance(choice, Exception):
                 outcomes.append((row, choice))
                 continue
-            row.run.cache.offset += n
+            if row.shared is not None:
+                row.shared.offset += n
             kind: RoundKind = "verify" if step.draft.n_drafted else "plain"
             try:
                 round_ = row.run.record(step, choice, kind)

@@ -198,15 +198,16 @@ class Run:
     # -- the rounds ------------------------------------------------------------------------------
 
     def rounds(self, on_prefill: Callable[[int, int], None] | None) -> Iterator[Round]:
+        """All rounds, the first one included."""
         try:
-            first = None
             for first in self.prefill():
                 if on_prefill is not None:
                     on_prefill(self.cache.offset, len(self.request.prompt))
-            assert first is not None
-            yield first
-            if first.finish_reason is None:
-                yield from self.decode()
+                if first is None:
+                    continue
+                yield first
+                if first.finish_reason is None:
+                    yield from self.decode()
         finally:
             self.close()
 
@@ -284,6 +285,7 @@ class Run:
 
     @property
     def n_left(self) -> int:
+        """Tokens that may still be emitted."""
         return self.request.max_tokens - self.n_emitted
 
     def ask_cap(self) -> int:
@@ -303,6 +305,7 @@ class Run:
         return mx.random.key(self.keys.getrandbits(63))
 
     def enqueue(self, anchor_row: mx.array, draft: Draft) -> Step:
+        """Verify the anchor and a draft, decide, and start computing."""
         block = anchor_row
         if draft.n_drafted:
             # MLX does not check bounds; the accept rule refuses what is clipped here.
@@ -388,6 +391,7 @@ class Run:
         )
 
     def observe(self, step: Step, block: list[int], n_keep: int) -> None:
+        """Show the drafter the rows that were kept."""
         if self.drafter is None:
             return
         output = step.output

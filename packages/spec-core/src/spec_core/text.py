@@ -38,7 +38,7 @@ class TextStream:
         self._ids = list(prompt_tail)
         self._start = 0  # decode from here: enough context to render the newest tokens
         self._read = len(self._ids)  # text of the ids before this one has been taken
-        self._held = ""
+        self._held: str = ""
         self.stopped = False
         self.stopped_by: str | None = None  # the stop string that ended the text
 

@@ -121,10 +121,11 @@ def find_batch_refusal(target: Any) -> str | None:
     try:
         batch = target.join(singles)
         got = target.verify_rows(mx.array([block, block], mx.int32), batch).logits
-        size = max(float(mx.abs(w).max().item()) for w in want)  # sync: once, when first asked
-        difference = float(mx.abs(got - mx.stack(want)).max().item())  # sync: the same
+        alone = mx.stack(want)
+        near = mx.abs(got - alone).max() <= 0.01 * mx.abs(alone).max()
+        agrees = bool(near.item())  # sync: once, when first asked
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         return f"the model's layers take one sequence at a time ({type(error).__name__}: {error})"
-    if not difference <= 0.01 * size:
+    if not agrees:
         return "a sequence's result depends on the sequences beside it"
     return None

@@ -1,7 +1,7 @@
 """Keys and values of several sequences of different lengths in one buffer, rolled back row by row.
 
 Every sequence starts at index 0 of its row and the rest of the row is never read, so rolling back,
-at any width and with another count for every row, is arithmetic on Python integers. Nothing advances
+at any width and with another count for every row, is arithmetic on Python integers. Nothing moves
 before `keep`, so a forward that fails half way leaves no trace.
 """
 
