@@ -18,6 +18,7 @@ from spec_targets.batching import BatchCache
 from spec_targets.exactness import find_inexact_op
 from spec_targets.families import Family
 from spec_targets.rollback import Rollback, replace_entry, rollback_for
+from spec_targets.snapshot import FrozenCache, freeze_entry
 from spec_targets.taps import Taps
 
 _PROBE_IDS = (1, 2, 3)
@@ -131,6 +132,33 @@ class MlxTarget:
             rollback.keep(n_rows, n_keep)
         cache.offset += n_keep
         cache.n_open = 0
+
+    # -- states to come back to ------------------------------------------------------------------
+
+    def freeze(self, cache: TargetCache) -> FrozenCache | None:
+        """A copy of a closed cache to go on from later; None for kinds that cannot be copied."""
+        if cache.is_open:
+            raise StateError("[freeze] The open block must be committed first.")
+        frozen = [freeze_entry(entry) for entry in cache.entries]
+        entries = tuple(entry for entry in frozen if entry is not None)
+        if len(entries) < len(frozen):
+            return None
+        copy = FrozenCache(entries, cache.offset)
+        mx.eval(copy.arrays())
+        return copy
+
+    def thaw(self, frozen: FrozenCache, n: int) -> TargetCache:
+        """A live cache that goes on from the first `n` tokens; `frozen.reach(n)` must be n.
+
+        Raises:
+            ValueError: the state cannot go on from there.
+        """
+        if not 0 < n <= frozen.offset or frozen.reach(n) != n:
+            raise ValueError(f"[thaw] n must be a length within reach, got {n}.")
+        entries = [entry.thaw(n) for entry in frozen.entries]
+        mx.eval([entry.state for entry in entries])
+        rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
+        return TargetCache(entries, rollbacks, n)
 
     # -- several sequences -----------------------------------------------------------------------
 
