@@ -180,7 +180,7 @@ def test_a_bug_of_ours_is_one_line_and_a_traceback_on_request(spec, monkeypatch,
     def broken(*args, **kwargs):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(opening, "open_pair", broken)
+    monkeypatch.setattr(opening, "open_target", broken)
     code, out, err = spec("generate", "hi")
     assert code == 1 and "[bug] RuntimeError: boom" in err and "SPEC_DEBUG=1" in err
     monkeypatch.setenv("SPEC_DEBUG", "1")

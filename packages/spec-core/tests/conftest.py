@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+
 from spec_core import Sampling
 
 Array = np.ndarray

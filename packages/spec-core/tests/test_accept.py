@@ -1,6 +1,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from spec_core import accept_greedy, accept_residual, residual
 from spec_core.accept import near_tie
 

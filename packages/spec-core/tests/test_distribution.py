@@ -11,6 +11,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from spec_core import Acceptance, Sampling, accept_residual, residual, target_probs
 from spec_core.sampling import Seen, count_tokens, draw, penalise, seen_by_row
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
+
 from spec_core import Draft, FixedCap, NumericsError, Pair, Round, Sampling, TargetOutput, generate
 from spec_core import loop as loop_module
 from spec_core.testing import ScriptedDrafter, ToyCache, ToyDrafter, ToyTarget

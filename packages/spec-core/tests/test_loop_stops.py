@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import pytest
+
 from spec_core import Drafter, FixedCap, Pair, Round, Sampling, generate
 from spec_core.testing import ScriptedDrafter, ToyTarget
 
@@ -218,3 +219,17 @@ def test_the_rows_of_logits_belong_to_the_tokens(mode):
         assert round_.logits.shape == (len(round_.tokens), VOCAB)
         assert mx.argmax(round_.logits, axis=-1).tolist() == list(round_.tokens)
     assert all(r.logits is None for r in Run(mode).rounds)
+
+
+class HalfCharacters(Letters):
+    """Every token is the first byte of a character."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return (b"\xc3" * len(tokens)).decode(errors="replace")
+
+
+def test_a_stop_string_that_the_limit_completes_is_a_stop():
+    pair = Pair(CountingTarget(), tokenizer=HalfCharacters())
+    stop = "\N{REPLACEMENT CHARACTER}" * 3
+    rounds = list(generate(pair, PROMPT, max_tokens=3, stop_strings=[stop]))
+    assert ("".join(r.text for r in rounds), rounds[-1].finish_reason) == ("", "stop")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+
 from spec_core import Sampling, target_probs
 from spec_core.sampling import Seen, count_tokens, draw, penalise, seen_by_row
 

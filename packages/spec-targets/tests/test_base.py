@@ -1,29 +1,17 @@
 import mlx.core as mx
 import pytest
-from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import KVCache
 
 from spec_core import LoadError, Pair, generate
-from spec_core.testing import ScriptedDrafter, check_target
+from spec_core.testing import check_target
 from spec_targets import MlxTarget
-from spec_targets.families import FAMILIES, DenseFamily
+from spec_targets.families import FAMILIES, StackFamily
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35]
 
 
-def plain_mlx_lm(model, prompt, n):
-    ids = []
-    for token, _ in generate_step(mx.array(prompt), model, max_tokens=n):
-        ids.append(token)
-    return ids[:n]
-
-
 def ids_of(rounds):
     return [token for round_ in rounds for token in round_.tokens]
-
-
-def test_every_family_keeps_the_contract_bit_for_bit(make_target, model_type):
-    # 20 rounds of random blocks: 7 prompt ids, then far beyond the windows of 12.
-    check_target(make_target(model_type), prompt=PROMPT, taps=(0, 2), n_rounds=20, max_block=7)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
@@ -31,22 +19,7 @@ def test_the_contract_holds_in_bfloat16(make_target, model_type):
     check_target(make_target(model_type, mx.bfloat16), prompt=PROMPT, taps=(1,), n_rounds=10)
 
 
-def test_plain_decoding_equals_mlx_lm(make_target, make_model, model_type):
-    want = plain_mlx_lm(make_model(model_type), PROMPT, 60)
-    got = ids_of(generate(Pair(make_target(model_type)), PROMPT, max_tokens=60))
-    assert got == want
-    assert len(set(got)) > 3  # a model that repeats one token would prove nothing
-
-
-def test_drafts_right_and_wrong_leave_the_answer_unchanged(make_target, model_type):
-    target = make_target(model_type)
-    want = ids_of(generate(Pair(target), PROMPT, max_tokens=60))
-    for wrong_at in ((), (1,), (3,), (2, 5)):
-        drafter = ScriptedDrafter(want, len(PROMPT), 61, wrong_at=wrong_at, taps=(0, 1))
-        got = ids_of(generate(Pair(target, drafter), PROMPT, max_tokens=60))
-        assert got == want, wrong_at
-
-
+@pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text"])
 def test_prefill_chunks_leave_the_answer_unchanged(make_target, model_type):
     target, prompt = make_target(model_type), PROMPT * 6
     want = ids_of(generate(Pair(target), prompt, max_tokens=8))
@@ -64,16 +37,16 @@ def test_raw_ends_are_the_table_and_the_head(make_target, make_model):
 
 
 def test_a_family_that_does_not_reproduce_the_model_is_refused(make_model):
-    class Doubled(DenseFamily):
-        def head(self, model, hidden):
-            return 2 * self.raw_head(model, hidden)
+    class Spoiled(StackFamily):
+        def prepare(self, model):
+            model.lm_head.weight = 2 * model.lm_head.weight
 
     with pytest.raises(LoadError, match='Family "llama" must reproduce the model\'s own logits'):
-        MlxTarget(make_model("llama"), Doubled(), "llama")
+        MlxTarget(make_model("llama"), Spoiled(), "llama")
 
 
 def test_taps_that_lead_elsewhere_refuse_drafters_but_not_the_target(make_model):
-    class NoNorm(DenseFamily):
+    class NoNorm(StackFamily):
         def norm(self, model, hidden):
             return hidden
 
@@ -81,16 +54,28 @@ def test_taps_that_lead_elsewhere_refuse_drafters_but_not_the_target(make_model)
     assert target.tap_refusal is not None and "layer 2" in target.tap_refusal
 
 
+def test_a_raw_head_that_leads_elsewhere_refuses_drafters_but_not_the_target(make_model):
+    class Flipped(StackFamily):
+        def raw_head(self, model, hidden):
+            return -model.lm_head(hidden)
+
+    target = MlxTarget(make_model("llama"), Flipped(), "llama")
+    assert target.tap_refusal is not None and "raw head" in target.tap_refusal
+
+
 def test_a_cache_kind_without_a_strategy_is_refused_by_name(make_model):
-    from mlx_lm.models.cache import ArraysCache
+    class OddCache(KVCache):
+        pass
 
     model = make_model("llama")
-    type(model).make_cache, original = lambda self: [ArraysCache(2)] * 3, type(model).make_cache
-    try:
-        with pytest.raises(LoadError, match='Layer 0 keeps a ArraysCache, which family "llama"'):
-            MlxTarget(model, FAMILIES["llama"], "llama")
-    finally:
-        type(model).make_cache = original
+
+    class Odd(type(model)):
+        def make_cache(self):
+            return [OddCache() for _ in self.layers]
+
+    model.__class__ = Odd
+    with pytest.raises(LoadError, match='Layer 0 keeps a OddCache, which family "llama"'):
+        MlxTarget(model, FAMILIES["llama"], "llama")
 
 
 def test_open_blocks_are_guarded(make_target):

@@ -78,6 +78,13 @@ def drain(batch: Batch, arrivals: dict[int, list[int]], target, leave=()) -> tup
     return done, widths
 
 
+FAMILIES_TRIED = (
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma3_text", "gemma3",
+    "qwen3_5", "lfm2", "nemotron_h", "mamba2", "deepseek_v3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", FAMILIES_TRIED)
 def test_every_row_of_a_mixed_batch_equals_its_solo_run(make_target, model_type):
     target = make_target(model_type)
     assert target.batch_refusal is None
@@ -107,6 +114,7 @@ def test_without_sharing_rows_take_turns(make_target):
         assert summary(done[seed])[0] == alone(target, seed)[0]
 
 
+@pytest.mark.parametrize("model_type", FAMILIES_TRIED)
 def test_a_row_that_left_goes_on_by_itself(make_target, model_type):
     """What `extract` gives answers like the sequence that was never batched."""
     target = make_target(model_type)

@@ -24,6 +24,10 @@ def next_logits(target, cache):
     return output.logits
 
 
+FAMILIES_TRIED = ("llama", "gemma3_text", "phi3", "qwen3_5", "lfm2", "mamba2", "deepseek_v3")
+
+
+@pytest.mark.parametrize("model_type", FAMILIES_TRIED)
 def test_a_thawed_state_goes_on_like_a_fresh_one_at_every_length_in_reach(make_target, model_type):
     target = make_target(model_type)
     ids = ids_of(40, 1)
@@ -41,7 +45,7 @@ def test_a_thawed_state_goes_on_like_a_fresh_one_at_every_length_in_reach(make_t
         assert cache.offset == n
         want = next_logits(target, prefilled(target, ids[:n]))
         assert mx.abs(next_logits(target, cache) - want).max().item() < 1e-4
-    assert reached >= 2
+    assert reached >= (1 if model_type in ("qwen3_5", "lfm2", "mamba2") else 2)
 
 
 def test_a_window_that_dropped_rows_reaches_only_where_it_is_whole(make_target):
@@ -69,6 +73,7 @@ def test_freezing_is_a_copy(make_target):
     assert mx.array_equal(next_logits(target, second), before).item()
 
 
+@pytest.mark.parametrize("model_type", FAMILIES_TRIED)
 def test_arrays_and_layout_rebuild_the_state(make_target, model_type):
     target = make_target(model_type)
     frozen = target.freeze(prefilled(target, ids_of(20, 5)))

@@ -6,8 +6,10 @@ import traceback
 import click
 
 from spec_cli import env
+from spec_cli.commands.benchmark import benchmark
 from spec_cli.commands.convert import convert
 from spec_cli.commands.doctor import doctor
+from spec_cli.commands.eval import evaluate
 from spec_cli.commands.generate import generate
 from spec_cli.commands.models import models
 from spec_cli.render import complain
@@ -19,7 +21,7 @@ def cli() -> None:
     """Speculative decoding on MLX: the target's own output, sooner."""
 
 
-for command in (generate, models, doctor, convert):
+for command in (generate, benchmark, evaluate, models, doctor, convert):
     cli.add_command(command)
 
 

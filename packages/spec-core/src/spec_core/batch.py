@@ -8,7 +8,7 @@ go on meanwhile. Knows nothing about queues, threads or texts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
@@ -89,7 +89,8 @@ class Row:
     prefilling: Iterator[Round | None] | None = None
     solo: Iterator[Round] | None = None
     shared: RowCache | None = None  # what it shows for a cache while it is part of a batch
-    taps: tuple[int, ...] = field(default=())
+    taps: tuple[int, ...] = ()
+    cap: int = 0  # of the round in progress
 
     @property
     def stopped_by(self) -> str | None:
@@ -217,6 +218,7 @@ class Batch:
         self._waiting.remove(row)
         self._running.append(row)
         row.prefilling = None
+        row.run.cap.observe(first)
         return [(row, first)]
 
     # -- rows on their own -----------------------------------------------------------------------
@@ -286,8 +288,8 @@ class Batch:
 
     def _draft(self, row: Row) -> Draft | Exception:
         try:
-            cap = row.run.take_cap()
-            return row.run.propose(cap) if cap > 0 else NO_DRAFTS
+            row.cap = max(row.run.take_cap(), 0)
+            return row.run.propose(row.cap) if row.cap else NO_DRAFTS
         except Exception as error:
             return error
 
@@ -339,7 +341,7 @@ class Batch:
                 row.shared.offset += n
             kind: RoundKind = "verify" if step.draft.n_drafted else "plain"
             try:
-                round_ = row.run.record(step, choice, kind)
+                round_ = row.run.record(step, choice, kind, row.cap)
                 row.run.cap.observe(round_)
                 outcomes.append((row, round_))
             except Exception as error:

@@ -1,6 +1,7 @@
 """The only loop: draft, verify, accept, commit; yields a Round each time.
 
-One device read a round: the accepted count, the next token and the drafts come over together.
+One device read a round: the accepted count, the next token, the drafts and their confidence come
+over together.
 Plain steps are pipelined: the next one is enqueued before the current token is read. Streaming,
 stop handling, statistics and serving consume rounds; nothing reaches in here.
 """
@@ -16,7 +17,7 @@ from spec_core.accept import accept_greedy, accept_residual
 from spec_core.cap import FixedCap
 from spec_core.errors import NumericsError, SpecError
 from spec_core.guide import Guide
-from spec_core.host import host_ints
+from spec_core.host import floats_as_ints, host_ints, ints_as_floats
 from spec_core.pair import Pair
 from spec_core.protocols import Cache, Cap
 from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_row, target_probs
@@ -24,7 +25,7 @@ from spec_core.text import TextStream
 from spec_core.types import Acceptance, Draft, FinishReason, Round, RoundKind, TargetOutput
 
 NO_DRAFTS = Draft(mx.array([], mx.int32), source="target")  # data, so any thread may read it
-_HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts
+_HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts, then their confidence
 
 
 def generate(
@@ -37,7 +38,7 @@ def generate(
     stop_ids: Sequence[int] | None = None,
     stop_strings: Sequence[str] = (),
     cache: Cache | None = None,
-    prefill_chunk: int = 512,
+    prefill_chunk: int = 2048,
     on_prefill: Callable[[int, int], None] | None = None,
     with_logits: bool = False,
     guide: Guide | None = None,
@@ -141,7 +142,7 @@ class Step:
     draft: Draft
     output: TargetOutput
     outcome: Acceptance
-    packed: mx.array  # (_HEADER + K,) int32
+    packed: mx.array  # (_HEADER + K,) int32, or (_HEADER + 2K,) with confidence
 
 
 @dataclass(slots=True)
@@ -154,6 +155,7 @@ class Outcome:
     drafts: list[int]
     n_accepted: int
     near_ties: int
+    confidence: tuple[float, ...] | None = None
 
 
 class Run:
@@ -205,6 +207,7 @@ class Run:
                     on_prefill(self.cache.offset, len(self.request.prompt))
                 if first is None:
                     continue
+                self.cap.observe(first)
                 yield first
                 if first.finish_reason is None:
                     yield from self.decode()
@@ -251,7 +254,7 @@ class Run:
         """Draft, verify, accept, commit. Without a draft this is a plain step."""
         draft = self.propose(cap)
         step = self.enqueue(mx.array([self.anchor], mx.int32), draft)
-        yield self.finish(step, "verify" if draft.n_drafted else "plain")
+        yield self.finish(step, "verify" if draft.n_drafted else "plain", cap=cap)
 
     def propose(self, cap: int) -> Draft:
         """Ask the drafter for at most `cap` tokens, at least 1."""
@@ -340,15 +343,19 @@ class Run:
         n_bad = mx.cumsum((~sound).astype(mx.int32))
         header = [outcome.n_accepted, outcome.next_token, outcome.near_ties]
         header.append(n_bad[outcome.n_accepted])
-        packed = mx.concatenate([mx.stack(header), draft.tokens.astype(mx.int32)])
-        return Step(draft, output, outcome, packed)
+        parts = [mx.stack(header), draft.tokens.astype(mx.int32)]
+        if draft.confidence is not None:
+            parts.append(floats_as_ints(draft.confidence))
+        return Step(draft, output, outcome, mx.concatenate(parts))
 
-    def finish(self, step: Step, kind: RoundKind, *, committed: bool = False) -> Round:
+    def finish(
+        self, step: Step, kind: RoundKind, *, cap: int = 0, committed: bool = False
+    ) -> Round:
         """Read the outcome, cut at a stop, commit, let the drafter observe."""
         outcome = self.choose(step, host_ints(step.packed))  # sync: the one read of the round
         if kind != "prefill" and not committed:
             self.target.commit(self.cache, len(outcome.tokens))
-        return self.record(step, outcome, kind)
+        return self.record(step, outcome, kind, cap)
 
     def choose(self, step: Step, values: list[int]) -> Outcome:
         """What the packed values say, cut at a stop."""
@@ -358,11 +365,14 @@ class Run:
                 "[generate] The target's logits must be numbers, got NaN or infinity. The "
                 "weights, the compute type or a penalty overflow; no token was taken from them."
             )
-        drafts = values[_HEADER:]
+        n_drafted, confidence = step.draft.n_drafted, None
+        drafts = values[_HEADER : _HEADER + n_drafted]
+        if step.draft.confidence is not None:
+            confidence = ints_as_floats(values[_HEADER + n_drafted :])
         tokens, text, reason = self.cut([*drafts[:n_accepted], next_token])
-        return Outcome(tokens, text, reason, drafts, n_accepted, near_ties)
+        return Outcome(tokens, text, reason, drafts, n_accepted, near_ties, confidence)
 
-    def record(self, step: Step, outcome: Outcome, kind: RoundKind) -> Round:
+    def record(self, step: Step, outcome: Outcome, kind: RoundKind, cap: int = 0) -> Round:
         """After the commit: let the drafter observe, count, and make the round."""
         tokens, drafts = outcome.tokens, outcome.drafts
         n_keep = len(tokens)
@@ -388,6 +398,9 @@ class Run:
             elapsed_s=elapsed_s,
             finish_reason=outcome.reason,
             logits=step.output.logits[:n_keep] if self.with_logits else None,
+            offset=self.cache.offset,
+            cap=cap,
+            confidence=outcome.confidence,
         )
 
     def observe(self, step: Step, block: list[int], n_keep: int) -> None:

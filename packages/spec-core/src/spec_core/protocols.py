@@ -185,7 +185,7 @@ class Cap(Protocol):
         ...
 
     def observe(self, round_: Round) -> None:
-        """Learn from a finished round."""
+        """Learn from a finished round; the first one of a sequence has kind "prefill"."""
         ...
 
 

@@ -11,6 +11,7 @@ from spec_core.errors import LoadError
 
 DRAFTERS = "spec_core.drafters"
 TARGETS = "spec_core.targets"
+LOADERS = "spec_core.loaders"  # "target" and "drafter": from a name or folder to a ready object
 
 
 def names(group: str) -> list[str]:
@@ -36,7 +37,7 @@ def load(group: str, name: str) -> Any:
         )
     try:
         return found[0].load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a plugin's import may raise anything
         raise LoadError(
             f'[registry] "{name}" must be importable, got "{error}" from {_origin(found[0])}. '
             "Reinstall that distribution."

@@ -71,6 +71,7 @@ def check_target(
         output = target.verify(mx.array(block, mx.int32), cache, taps=taps)
         want_logits, want_taps = _by_steps(target, committed, block, taps)
         _same(output.logits, want_logits, atol, f"{where}: logits of a block of {width}")
+        _one_tap_a_layer(output, taps)
         for layer, got, want in zip(taps, output.taps, want_taps, strict=True):
             _same(got, want, atol, f"{where}: tap of layer {layer}")
         n_keep = (0, 1, width)[n_round % 4] if n_round % 4 < 3 else rng.between(1, width)
@@ -86,6 +87,7 @@ def check_drafter(
     vocab_size: int,
     hidden_size: int = 8,
     n_rounds: int = 12,
+    n_draws: int = 200,
     seed: int = 0,
 ) -> None:
     """Check a drafter against the contract on a random sequence, greedy and sampled.
@@ -95,6 +97,7 @@ def check_drafter(
         vocab_size: V of its target.
         hidden_size: H of its target, for the taps it asks for.
         n_rounds: Rounds per setting, with random accepted counts.
+        n_draws: First drafts to compare with the probabilities reported for them; 0 skips it.
         seed: Of the random sequence.
 
     Raises:
@@ -112,6 +115,8 @@ def check_drafter(
         for n_round in range(n_rounds):
             cap = rng.between(1, drafter.max_draft)
             anchor = _check_round(drafter, anchor, cap, sampling, vocab_size, hidden_size, n_round)
+        if not sampling.greedy:
+            _check_draws(drafter, anchor, sampling, n_draws)
     drafter.reset()
 
 
@@ -144,12 +149,43 @@ def _check_round(
         assert draft.probs is None, f"{where}: greedy drafts carry no probs"
     if draft.confidence is not None:
         assert draft.confidence.shape == (n,), f"{where}: shape of confidence"
+    _feed(drafter, [anchor, *tokens], hidden_size)  # a snapshot must not follow what comes later
     drafter.restore(snapshot)
     again = drafter.draft(anchor, cap, sampling=sampling, key=key)
     assert _ints(again.tokens) == tokens, f"{where}: state/restore changed the draft"
     kept = [anchor, *tokens[: n_round % (n + 1)]]
     _feed(drafter, kept, hidden_size)
     return (anchor + 1) % vocab_size
+
+
+def _check_draws(drafter: Drafter, anchor: int, sampling: Sampling, n_draws: int) -> None:
+    """First drafts under many keys must look drawn from the row of probs that comes with them."""
+    snapshot = drafter.state()
+    counts: dict[int, int] = {}
+    row: list[float] = []
+    for n in range(n_draws):
+        drafter.restore(snapshot)
+        draft = drafter.draft(anchor, 1, sampling=sampling, key=mx.random.key(n))
+        if draft.probs is None or not draft.n_drafted:
+            break
+        row = draft.probs[0].tolist()  # pyright: ignore[reportAssignmentType]
+        token = _ints(draft.tokens)[0]
+        counts[token] = counts.get(token, 0) + 1
+    drafter.restore(snapshot)
+    if not counts:
+        return
+    often = [t for t, q in enumerate(row) if q * n_draws >= 5]
+    cells = [(counts.pop(t, 0), row[t] * n_draws) for t in often]
+    rest = max(n_draws - sum(expected for _, expected in cells), 1.0)
+    cells.append((sum(counts.values()), rest))
+    chi_square = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    dof = max(len(often), 1)
+    # The point that chance passes three times in ten million (Wilson and Hilferty's cube root).
+    limit = dof * (1 - 2 / (9 * dof) + 5 * (2 / (9 * dof)) ** 0.5) ** 3
+    assert chi_square <= limit, (
+        f"the first draft is not drawn from its row of probs: chi-square {chi_square:.0f} over "
+        f"{n_draws} draws, at most {limit:.0f} by chance"
+    )
 
 
 def _feed(drafter: Drafter, tokens: list[int], hidden_size: int) -> None:
@@ -183,6 +219,7 @@ def _check_prefill(target: Target, prompt: Sequence[int], taps: Sequence[int], a
     bare = target.prefill(prompt, target.make_cache())
     assert want.logits.shape == (1, target.vocab_size), "prefill must return the last row's logits"
     assert bare.taps == (), "no taps were asked for"
+    _one_tap_a_layer(want, taps)
     _same(bare.logits, want.logits, 0.0, "logits with and without taps")
     split = len(prompt) // 2
     first = target.prefill(prompt[:split], parts, taps=taps)
@@ -216,6 +253,11 @@ def _by_steps(
     return mx.concatenate(logits), columns
 
 
+def _one_tap_a_layer(output: TargetOutput, taps: Sequence[int]) -> None:
+    n = len(output.taps)
+    assert n == len(taps), f"a tap for each layer asked for, expected {len(taps)}, got {n}"
+
+
 def _same(got: mx.array, want: mx.array, atol: float, what: str) -> None:
     assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
     difference = mx.abs(got.astype(mx.float32) - want.astype(mx.float32)).max().item()
@@ -227,6 +269,9 @@ def _raises(error: type[Exception], call: Any, what: str) -> None:
         call()
     except error:
         return
+    except Exception as other:
+        message = f"{what} must raise {error.__name__}, got {type(other).__name__}"
+        raise AssertionError(message) from other
     raise AssertionError(f"{what} must raise {error.__name__}")
 
 

@@ -6,9 +6,6 @@ it can no longer change or turn into a stop string.
 
 from collections.abc import Callable, Sequence
 
-# A character has at most 4 bytes, hence at most 4 byte tokens; more than this many tokens without
-# a whole character are bytes that form none.
-_MAX_PARTIAL_TOKENS = 8
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -17,7 +14,8 @@ class TextStream:
 
     Args:
         decode: Ids to text; a character cut in half appears as U+FFFD.
-        stop_strings: Non-empty strings that end the text; the text is cut just before the first.
+        stop_strings: Non-empty strings that end the text, or one alone; the text is cut just before
+            the first.
         prompt_tail: Ids just before the answer, so that a tokenizer that treats the first token of
             a text differently (a leading space) sees the answer in its place.
 
@@ -31,6 +29,8 @@ class TextStream:
         stop_strings: Sequence[str] = (),
         prompt_tail: Sequence[int] = (),
     ) -> None:
+        if isinstance(stop_strings, str):
+            stop_strings = (stop_strings,)
         if any(not stop for stop in stop_strings):
             raise ValueError("[stop] A stop string must have at least one character, got ''.")
         self._decode = decode
@@ -59,8 +59,9 @@ class TextStream:
     def _new_text(self, *, final: bool = False) -> str:
         before = self._decode(self._ids[self._start : self._read])
         now = self._decode(self._ids[self._start :])
-        partial = now.endswith(_PARTIAL) and len(self._ids) - self._read <= _MAX_PARTIAL_TOKENS
-        if len(now) <= len(before) or (partial and not final):
+        # A run of bytes that form no character is held too: its end may still become one.
+        partial = now.endswith(_PARTIAL) and not final
+        if len(now) <= len(before) or partial:
             return ""
         self._start, self._read = self._read, len(self._ids)
         return now[len(before) :]

@@ -83,6 +83,10 @@ class Round:
         finish_reason: None until the last round.
         logits: Target logits that the tokens were taken from, shape (len(tokens), V), before
             temperature and penalties, for log-probabilities; None unless asked for.
+        offset: Tokens in the target's cache after this round, N.
+        cap: Drafts asked for; 0 for a step that asked for none. A drafter may have given fewer.
+        confidence: The draft's confidence, one number per draft; None when it has none. It comes
+            over with the round's one read, so it is known only after the verify.
     """
 
     tokens: tuple[int, ...]
@@ -95,6 +99,9 @@ class Round:
     elapsed_s: float
     finish_reason: FinishReason | None
     logits: mx.array | None = None
+    offset: int = 0
+    cap: int = 0
+    confidence: tuple[float, ...] | None = None
 
     @property
     def truncated(self) -> bool:

@@ -15,11 +15,12 @@ from mlx_lm.models.cache import make_prompt_cache
 from spec_core import LoadError, StateError, TargetOutput
 from spec_targets import batching
 from spec_targets.batching import BatchCache
-from spec_targets.exactness import find_inexact_op
+from spec_targets.exactness import find_inexact_op, find_inexact_width
 from spec_targets.families import Family
+from spec_targets.forward import Forward, Pass
+from spec_targets.quantised import check_kv_bits, group_size_for, pack_entry, refuse_unreadable
 from spec_targets.rollback import Rollback, replace_entry, rollback_for
 from spec_targets.snapshot import FrozenCache, freeze_entry
-from spec_targets.taps import Taps
 
 _PROBE_IDS = (1, 2, 3)
 
@@ -53,10 +54,13 @@ class MlxTarget:
         model_type: The checkpoint's `model_type`, for messages.
         context_length: Most positions the model was made for, or None.
         n_heads: Query heads of an attention layer, for the exactness probe.
+        kv_bits: Hold growing keys and values in 4 or 8 bits, from the first token; None for the
+            model's own type.
 
     Raises:
-        LoadError: the family does not reproduce the model's own logits, or a cache entry cannot be
-            rolled back.
+        LoadError: the family does not reproduce the model's own logits, a cache entry cannot be
+            rolled back, or its attention cannot read packed keys.
+        ValueError: kv_bits is neither 4 nor 8.
     """
 
     def __init__(
@@ -66,17 +70,32 @@ class MlxTarget:
         model_type: str,
         context_length: int | None = None,
         n_heads: int = 1,
+        kv_bits: int | None = None,
     ) -> None:
+        if kv_bits is not None:
+            check_kv_bits(kv_bits)
         self.model = model
-        self._n_heads = n_heads
         self.model_type = model_type
         self.context_length = context_length
+        self.kv_bits: int | None = None
+        self._kv_group_size = 0
         self._family = family
-        self._taps = Taps(family.layers(model))
-        self.n_layers = len(family.layers(model))
-        self._embedding = family.embedding(model)
-        self.make_cache()  # refuses entries that cannot be rolled back
-        self.hidden_size, self.vocab_size, self.tap_refusal = self._probe()
+        self._n_heads = n_heads
+        self._embedding: Any = family.embedding(model)
+        ids = mx.array(_PROBE_IDS, mx.int32)
+        own = model(ids[None], cache=make_prompt_cache(model))[0]  # (T, V), before any change
+        mx.eval(own)
+        family.prepare(model)
+        self._forward = Forward(model, family)
+        self.n_layers = self._forward.taps.n_layers
+        self.hidden_size = self.embed(ids).shape[-1]
+        self.vocab_size = own.shape[-1]
+        entries = self.make_cache().entries
+        self.tap_refusal = self._probe(ids, own, entries)
+        if kv_bits is not None:
+            self._kv_group_size = group_size_for(entries, model_type)
+            self.kv_bits = kv_bits
+            refuse_unreadable(model, self.make_cache().entries, ids, model_type)
         self._exact: tuple[str | None] | None = None
         self._batch: tuple[str | None] | None = None
 
@@ -86,12 +105,15 @@ class MlxTarget:
         if self._exact is None:
             cache = self.make_cache()
             self.prefill(_PROBE_IDS, cache)
-            self._exact = (find_inexact_op(self.model, cache.entries, self._n_heads),)
+            refusal = find_inexact_op(self.model, cache.entries, self._n_heads)
+            self._exact = (refusal or find_inexact_width(self),)
         return self._exact[0]
 
     def make_cache(self) -> TargetCache:
         """A new, empty cache."""
         entries = [replace_entry(entry) for entry in make_prompt_cache(self.model)]
+        if self.kv_bits is not None:
+            entries = [pack_entry(entry, self.kv_bits, self._kv_group_size) for entry in entries]
         rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
         return TargetCache(entries, rollbacks)
 
@@ -101,12 +123,11 @@ class MlxTarget:
         """Append one chunk of the prompt; only its last row meets the head."""
         if cache.is_open:
             raise StateError("[prefill] The open block must be committed first.")
-        hidden, tapped = self._forward(mx.array(tokens, mx.int32), cache.entries, taps)
-        logits = self._family.head(self.model, hidden[:, -1:])[0]  # (1, V), lazy
+        done = self._forward(mx.array(list(tokens), mx.int32), cache.entries, taps, last_only=True)
         cache.offset += len(tokens)
-        mx.eval([entry.state for entry in cache.entries], tapped)
+        mx.eval([entry.state for entry in cache.entries], done.taps)
         mx.clear_cache()
-        return TargetOutput(logits, tapped)
+        return TargetOutput(done.logits, done.taps)  # logits (1, V), lazy
 
     def verify(
         self, block: mx.array, cache: TargetCache, *, taps: Sequence[int] = ()
@@ -114,9 +135,11 @@ class MlxTarget:
         """Forward a block and leave it open."""
         if cache.is_open:
             raise StateError(f"[verify] A block of {cache.n_open} rows is open. Call commit first.")
-        hidden, tapped = self._forward(block, cache.entries, taps)
+        for rollback in cache.rollbacks:
+            rollback.open()
+        done = self._forward(block, cache.entries, taps)
         cache.n_open = block.shape[0]
-        return TargetOutput(self._family.head(self.model, hidden)[0], tapped)
+        return TargetOutput(done.logits, done.taps)
 
     def commit(self, cache: TargetCache, n_keep: int) -> None:
         """Close the open block and keep its first `n_keep` rows."""
@@ -139,7 +162,7 @@ class MlxTarget:
         """A copy of a closed cache to go on from later; None for kinds that cannot be copied."""
         if cache.is_open:
             raise StateError("[freeze] The open block must be committed first.")
-        frozen = [freeze_entry(entry) for entry in cache.entries]
+        frozen = [freeze_entry(entry, cache.offset) for entry in cache.entries]
         entries = tuple(entry for entry in frozen if entry is not None)
         if len(entries) < len(frozen):
             return None
@@ -203,45 +226,42 @@ class MlxTarget:
         """The raw head: (T, H) -> (T, V)."""
         return self._family.raw_head(self.model, hidden)
 
-    def _forward(
-        self, tokens: mx.array, entries: list[Any], taps: Sequence[int]
-    ) -> tuple[mx.array, tuple[mx.array, ...]]:
-        """Ids (T,) to normed hidden states (1, T, H) and taps (T, H) each."""
-        if not taps:
-            return self._family.backbone(self.model, tokens[None], entries), ()
-        with self._taps.record(taps) as seen:
-            hidden = self._family.backbone(self.model, tokens[None], entries)
-            return hidden, tuple(seen[layer][0] for layer in taps)
-
     def _forward_rows(
         self, blocks: mx.array, entries: list[Any], taps: Sequence[int]
     ) -> tuple[mx.array, tuple[mx.array, ...]]:
         """Ids (B, T) to logits (B, T, V) and taps (B, T, H) each."""
-        with self._taps.record(taps) as seen:
-            hidden = self._family.backbone(self.model, blocks, entries)
-            return self._family.head(self.model, hidden), tuple(seen[layer] for layer in taps)
+        return self._forward.rows(blocks, entries, taps)
 
-    def _probe(self) -> tuple[int, int, str | None]:
-        """Compare the parts with the model's own forward on a tiny input.
+    def _probe(self, ids: mx.array, own: mx.array, entries: list[Any]) -> str | None:
+        """Compare the watched model with what it said on a tiny input before it was watched.
 
         Returns:
-            H, V, and why layers cannot be tapped (None when they can).
+            Why layers cannot be tapped, or None.
         """
-        ids = mx.array(_PROBE_IDS, mx.int32)
-        own = self.model(ids[None])[0]  # (T, V)
         last = self.n_layers - 1
-        cache = self.make_cache()
-        hidden, (tap,) = self._forward(ids, cache.entries, (last,))
-        logits = self._family.head(self.model, hidden)[0]
-        if not _close(logits, own):
+        done = self._forward(ids, entries, (last,))
+        if not _close(done.logits, own):
             raise LoadError(
                 f'[targets] Family "{self.model_type}" must reproduce the model\'s own logits on a '
                 "tiny input, and does not. This checkpoint needs another mlx-lm version."
             )
-        refusal = None
-        if not _close(self._family.norm(self.model, tap), hidden[0]):
-            refusal = f"the output of layer {last} does not lead to the model's own hidden states"
-        return hidden.shape[-1], logits.shape[-1], refusal
+        return self._tap_refusal(done, last)
+
+    def _tap_refusal(self, done: Pass, last: int) -> str | None:
+        """Why a drafter may not read taps or use the raw ends, or None.
+
+        The last layer's output must lead to the backbone's own, and that through the raw head to
+        the model's own arg-maxima (its multiplier and softcap keep the order).
+        """
+        (tap,) = done.taps
+        if tap.shape != done.hidden.shape or not _close(
+            self._family.norm(self.model, tap), done.hidden
+        ):
+            return f"the output of layer {last} does not lead to the model's own hidden states"
+        raw, own = self.unembed(done.hidden), done.logits
+        if not mx.array_equal(mx.argmax(raw, axis=-1), mx.argmax(own, axis=-1)).item():
+            return "the raw head does not lead to the model's own arg-maxima"
+        return None
 
 
 def _close(got: mx.array, want: mx.array) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core import StateError, TargetOutput
-from spec_targets.ragged import RaggedCache, can_join, joined
+from spec_targets.ragged import BatchEntry, can_join, joined
 
 RowsForward = Callable[[mx.array, list[Any], Sequence[int]], tuple[mx.array, tuple[mx.array, ...]]]
 
@@ -21,12 +21,12 @@ class BatchCache:
     """B sequences' state, one row each.
 
     Attributes:
-        entries: One ragged cache per cache entry of the model.
+        entries: One batch entry per cache entry of the model.
         offsets: Committed tokens per row.
         n_open: Positions of the open blocks, 0 when closed.
     """
 
-    entries: list[RaggedCache]
+    entries: list[BatchEntry]
     offsets: list[int]
     n_open: int = 0
 
@@ -93,7 +93,7 @@ def commit_rows(cache: BatchCache, n_keep: Sequence[int]) -> None:
             f"got {list(n_keep)}."
         )
     for entry in cache.entries:
-        entry.keep(n_keep)
+        entry.keep(cache.n_open, n_keep)
     cache.offsets = [o + n for o, n in zip(cache.offsets, n_keep, strict=True)]
     cache.n_open = 0
 
@@ -103,8 +103,8 @@ def find_batch_refusal(target: Any) -> str | None:
 
     Two sequences of different lengths, a block of three after each, against the same blocks alone.
     """
-    first = target.make_cache()
-    unknown = next((e for e in first.entries if not can_join(e)), None)
+    entries = target.make_cache().entries
+    unknown = next((e for e in entries if not can_join(e)), None)
     if unknown is not None:
         return f"a layer keeps a {type(unknown).__name__}, which holds one sequence"
     prompts, block = ((1, 2, 3, 4), (3, 1)), (2, 1, 3)

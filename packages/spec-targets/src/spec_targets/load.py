@@ -1,57 +1,74 @@
 """From a checkpoint folder to (target, tokenizer). Refuses what it cannot run, with the reason."""
 
 import json
+from difflib import get_close_matches
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.utils import load_model, load_tokenizer
+from mlx_lm.utils import MODEL_REMAPPING, load_model, load_tokenizer
 
 from spec_core import LoadError, registry
 from spec_targets.base import MlxTarget
 from spec_targets.families import FAMILIES, Family
+from spec_targets.hub import locate
+from spec_targets.refuse import (
+    ELSEWHERE,
+    refuse_absent_model,
+    refuse_missing_weights,
+    refuse_quantisation,
+    refuse_remote_code,
+)
 from spec_targets.tokenizer import HfTokenizer
 
 
 def load_target(
-    path: str | Path, *, dtype: mx.Dtype | None = None, trust_remote_code: bool = False
+    model: str | Path,
+    *,
+    dtype: mx.Dtype | None = None,
+    kv_bits: int | None = None,
+    trust_remote_code: bool = False,
 ) -> tuple[MlxTarget, HfTokenizer]:
-    """Load an mlx-lm checkpoint folder.
+    """Load an mlx-lm checkpoint.
 
     Args:
-        path: Folder with config.json, safetensors and tokenizer files.
+        model: A folder with config.json, safetensors and tokenizer files, or a hub id.
         dtype: Compute type; without it the checkpoint's own, except on the CPU backend, which
             computes in float32 (its 16-bit quantised matmul accumulates in 16 bits).
+        kv_bits: Hold keys and values in 4 or 8 bits from the first token; see `quantised`.
         trust_remote_code: Allow the checkpoint's own Python to run.
 
     Raises:
         LoadError: the folder is not a checkpoint this package can run.
     """
-    folder = Path(path)
+    folder = locate(model)
     config = read_config(folder)
-    _refuse_remote_code(folder, config, trust_remote_code)
+    refuse_remote_code(folder, config, trust_remote_code)
     model_type = config["model_type"]
     family = family_for(model_type)
-    _refuse_missing_weights(folder)
+    refuse_quantisation(config)
+    refuse_missing_weights(folder)
     try:
-        model, _ = load_model(folder, lazy=True, trust_remote_code=trust_remote_code)
+        network, _ = load_model(folder, lazy=True, trust_remote_code=trust_remote_code)
         if dtype is None and mx.default_device() == mx.cpu:
             dtype = mx.float32
         if dtype is not None:
-            model.set_dtype(dtype)
-        mx.eval(model.parameters())
-        model.eval()
+            network.set_dtype(dtype)
+        mx.eval(network.parameters())
+        network.eval()
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         raise LoadError(
             f'[load] mlx-lm must be able to load "{folder}", and says: {_first_line(error)}'
         ) from error
     text_config = config.get("text_config", config)
     target = MlxTarget(
-        model,
+        network,
         family,
         model_type,
         context_length=text_config.get("max_position_embeddings"),
         n_heads=text_config.get("num_attention_heads", 1),
+        kv_bits=kv_bits,
     )
     return target, _load_tokenizer(folder, config, trust_remote_code)
 
@@ -62,13 +79,21 @@ def family_for(model_type: str) -> Family:
     Raises:
         LoadError: nobody provides it.
     """
-    family = FAMILIES.get(model_type)
-    if family is not None:
-        return family
+    module = MODEL_REMAPPING.get(model_type, model_type)
+    if module in FAMILIES:
+        refuse_absent_model(model_type, module)
+        return FAMILIES[module]
     if model_type in registry.names(registry.TARGETS):
         return registry.load(registry.TARGETS, model_type)
-    known = ", ".join(sorted({*FAMILIES, *registry.names(registry.TARGETS)}))
-    raise LoadError(f'[load] No target family "{model_type}". Known: {known}.')
+    if model_type in ELSEWHERE:
+        raise LoadError(
+            f'[load] Model type "{model_type}" is not in mlx-lm {version("mlx-lm")}; '
+            f"{ELSEWHERE[model_type]} has it. Run it there."
+        )
+    known = sorted({*FAMILIES, *registry.names(registry.TARGETS)})
+    near = get_close_matches(model_type, known, n=1)
+    hint = f' Did you mean "{near[0]}"?' if near else ""
+    raise LoadError(f'[load] No target family "{model_type}". Known: {", ".join(known)}.{hint}')
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -89,42 +114,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise LoadError(f'[load] "{path}" must name a "model_type", and does not.')
     return config
-
-
-def _refuse_remote_code(folder: Path, config: dict[str, Any], trusted: bool) -> None:
-    if trusted:
-        return
-    configs = {"config.json": config}
-    extra = folder / "tokenizer_config.json"
-    if extra.is_file():
-        try:
-            configs[extra.name] = json.loads(extra.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise LoadError(f'[load] "{extra}" must be JSON, got: {error}') from error
-    for name, content in configs.items():
-        for key in ("model_file", "auto_map"):
-            if key in content:
-                raise LoadError(
-                    f'[load] "{name}" of this checkpoint names Python code of its own ("{key}"), '
-                    "which is not run. Pass --trust-remote-code if you trust it."
-                )
-
-
-def _refuse_missing_weights(folder: Path) -> None:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LoadError(f'[load] "{index}" must hold a "weight_map".') from error
-        missing = sorted(name for name in names if not (folder / str(name)).is_file())
-        if missing:
-            raise LoadError(
-                f'[load] "{folder}" lacks {len(missing)} of {len(names)} weight files, the first '
-                f'is "{missing[0]}". Download it again.'
-            )
-    elif not list(folder.glob("model*.safetensors")):
-        raise LoadError(f'[load] "{folder}" must hold model*.safetensors, and does not.')
 
 
 def _load_tokenizer(folder: Path, config: dict[str, Any], trusted: bool) -> HfTokenizer:

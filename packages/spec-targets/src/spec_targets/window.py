@@ -26,6 +26,7 @@ class WindowCache:
         self.keys: mx.array | None = None  # (B, heads, capacity, hd)
         self.values: mx.array | None = None
         self._n = 0  # rows in use; the last one is at position offset - 1
+        self._first = 0  # first row that the latest fetch returned
 
     @classmethod
     def holding(
@@ -51,8 +52,15 @@ class WindowCache:
         held_values[..., start:end, :] = values
         self.keys, self.values = held_keys, held_values
         self._n, self.offset = end, self.offset + n_new
-        first = end - n_new - min(start, self.window - 1)
-        return held_keys[..., first:end, :], held_values[..., first:end, :]
+        self._first = start - min(start, self.window - 1)
+        return held_keys[..., self._first : end, :], held_values[..., self._first : end, :]
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What the latest `update_and_fetch` returned, for layers that share another's rows."""
+        if self.keys is None or self.values is None:
+            raise ValueError("[window] A layer must write rows before another one can read them.")
+        rows = slice(self._first, self._n)
+        return self.keys[..., rows, :], self.values[..., rows, :]
 
     def make_mask(
         self, n_rows: int, window_size: int | None = None, return_array: bool = False

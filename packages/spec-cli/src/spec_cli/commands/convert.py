@@ -1,7 +1,5 @@
-"""`spec convert`: the commands of spec-convert."""
+"""`spec convert`: the convert command of spec-convert; inspect and verify are `spec-convert`'s."""
 
-from spec_convert.cli import cli as convert
-
-convert.name = "convert"
+from spec_convert.cli import convert_command as convert
 
 __all__ = ["convert"]

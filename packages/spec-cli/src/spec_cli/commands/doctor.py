@@ -1,6 +1,5 @@
 """`spec doctor`: what this machine has, and what is wrong with it."""
 
-import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import click
 
 from spec_cli import env, render
-from spec_cli.commands.generate import backend
+from spec_cli import machine as this_machine
 
 _PACKAGES = (
     "mlx",
@@ -50,16 +49,12 @@ def examine() -> dict[str, Any]:
     """Everything that doctor shows."""
     import spec_demo
 
-    machine: dict[str, Any] = {
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "python": platform.python_version(),
-    }
     problems: list[str] = []
     notes: list[str] = []
     try:
-        machine |= _device()
+        machine = this_machine.describe()
     except Exception as error:  # a broken MLX install fails in its own ways: report it
-        machine["backend"] = "none"
+        machine = {"backend": "none"}
         problems.append(
             f"MLX does not compute: {type(error).__name__}: {error}. "
             "On Linux install a backend: mlx[cpu], mlx[cuda12] or mlx[cuda13]."
@@ -88,20 +83,6 @@ def examine() -> dict[str, Any]:
         "notes": notes,
         "problems": problems,
     }
-
-
-def _device() -> dict[str, Any]:
-    import mlx.core as mx
-
-    total = mx.arange(4).sum().item()  # sync: proves that the backend computes
-    if total != 6:
-        raise RuntimeError(f"0 + 1 + 2 + 3 gave {total}")
-    info: dict[str, Any] = {"backend": backend()}
-    if info["backend"] != "cpu":
-        device = mx.device_info()
-        info["device"] = device.get("device_name", device.get("architecture", "unknown"))
-        info["memory_bytes"] = device.get("memory_size")
-    return info
 
 
 def _blas() -> str:

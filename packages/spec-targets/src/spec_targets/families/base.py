@@ -9,29 +9,33 @@ import mlx.nn as nn
 class Family(Protocol):
     """The parts of an mlx-lm model of one `model_type`.
 
-    B is the batch (1), T rows, H the hidden size, V the vocabulary.
+    T rows, H the hidden size, V the vocabulary.
     """
 
-    def backbone(self, model: nn.Module, tokens: mx.array, cache: list[Any]) -> mx.array:
-        """Ids (B, T) to hidden states after the final norm (B, T, H); updates the cache."""
+    def backbone(self, model: Any) -> nn.Module:
+        """The module that turns ids into hidden states after the final norm, (B, T, H)."""
         ...
 
-    def layers(self, model: nn.Module) -> list[nn.Module]:
-        """Decoder layers in the order that tap ids count them; not a copy."""
+    def layers(self, model: Any) -> list[nn.Module]:
+        """Decoder layer objects in the order they run; not a copy."""
         ...
 
-    def embedding(self, model: nn.Module) -> nn.Module:
+    def n_loops(self, model: Any) -> int:
+        """How often one forward runs all layers; 1 but for looped models."""
+        ...
+
+    def embedding(self, model: Any) -> nn.Module:
         """The token embedding table."""
         ...
 
-    def norm(self, model: nn.Module, hidden: mx.array) -> mx.array:
+    def norm(self, model: Any, hidden: mx.array) -> mx.array:
         """The final norm, from the last layer's output."""
         ...
 
-    def head(self, model: nn.Module, hidden: mx.array) -> mx.array:
-        """Normed hidden states (.., H) to the model's own logits (.., V), transforms included."""
+    def raw_head(self, model: Any, hidden: mx.array) -> mx.array:
+        """Normed hidden states (.., H) to logits (.., V), without multiplier or softcap."""
         ...
 
-    def raw_head(self, model: nn.Module, hidden: mx.array) -> mx.array:
-        """The same without multiplier or softcap."""
+    def prepare(self, model: Any) -> None:
+        """Make the model's few-row forward equal its one-row forward, where it does not already."""
         ...

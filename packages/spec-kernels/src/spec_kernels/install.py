@@ -1,0 +1,287 @@
+"""Kernels for one model instance: install, state, off switch, uninstall.
+
+Works on any `mlx.nn.Module`; knows linear layers, embeddings used as heads, and attention layers
+that call a function named `scaled_dot_product_attention`. Knows no model family and no cache
+class.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from spec_kernels._build import ExactError
+from spec_kernels.exact import require_row_invariant
+from spec_kernels.gate import AttentionShape, Gate, MatmulShape
+from spec_kernels.hardware import Device, Rule, rule_for, this_device
+from spec_kernels.layers import (
+    EMBEDDING,
+    LINEAR,
+    AttentionKernel,
+    LinearKernel,
+    Switch,
+    attention_function,
+    unwrap,
+    weight_of,
+    wrap_attention,
+    wrap_linear,
+)
+from spec_kernels.row_attention import MAX_QUERIES
+from spec_kernels.verify_matmul import MAX_ROWS, RowMatmul, Weight, unsupported
+from spec_kernels.watchdog import Watchdog
+
+Mode = Literal["auto", "on", "off"]
+ATTENTION_NAME = "scaled_dot_product_attention"
+
+
+@dataclass(frozen=True)
+class OpState:
+    """State of the kernels for one operation and shape.
+
+    Attributes:
+        op: "matmul" or "attention".
+        shape: for people, such as "4096x12288 4-bit g64 bfloat16".
+        layers: how many layers of the model have it.
+        kernel: "metal", "cuda" or "stock".
+        serves: row counts or query positions the kernel serves, such as "1-16"; empty if none.
+        reason: why.
+        speedup: measured stock time over kernel time by number of rows; empty if not raced.
+    """
+
+    op: str
+    shape: str
+    layers: int
+    kernel: str
+    serves: str
+    reason: str
+    speedup: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """State of the kernels of one model: what `spec doctor` and the statistics show.
+
+    Attributes:
+        device: where the model runs.
+        on: whether any kernel is in use.
+        exact: whether a row's bits are independent of its neighbours on this model.
+        reason: why the kernels are on or off as a whole.
+        ops: one entry per operation and shape.
+        calls: how often each implementation served since installation.
+    """
+
+    device: Device
+    on: bool
+    exact: bool
+    reason: str
+    ops: tuple[OpState, ...]
+    calls: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
+        return asdict(self)
+
+
+def span(numbers: Any) -> str:
+    """Numbers as ranges: 1, 2, 3, 8 -> "1-3, 8"."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+class Installed:
+    """Kernels in one model. A context manager: leaving it uninstalls.
+
+    Use `install`; this class is what it returns.
+    """
+
+    def __init__(
+        self, switch: Switch, device: Device, reason: str, ops: list[OpState], layers: list
+    ) -> None:
+        self._switch, self._device, self._reason = switch, device, reason
+        self._ops, self._layers = tuple(ops), layers
+        self._watchdog = Watchdog()
+
+    def report(self) -> Report:
+        """State now."""
+        on = self._switch.on and any(op.kernel != "stock" for op in self._ops)
+        reason = self._reason if self._switch.on else self._switch.reason
+        return Report(
+            self._device, on, self._switch.exact, reason, self._ops, dict(self._switch.calls)
+        )
+
+    def observe(self, seconds: float) -> None:
+        """Tell the watchdog how long one verify took; a stall turns the kernels off.
+
+        Args:
+            seconds: wall time of one verify until its result was on the host.
+        """
+        stalled = self._watchdog.observe(seconds)
+        if stalled and self._switch.on:
+            self.disable(stalled)
+
+    def disable(self, reason: str) -> None:
+        """Turn the kernels off for the rest of this model's life.
+
+        In exact mode the next call raises.
+        """
+        self._switch.on, self._switch.reason = False, reason
+
+    def uninstall(self) -> None:
+        """Give every layer its own class back. Doing it twice does no harm."""
+        while self._layers:
+            unwrap(self._layers.pop())
+
+    def __enter__(self) -> "Installed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.uninstall()
+
+
+def install(
+    model: nn.Module,
+    *,
+    mode: Mode = "auto",
+    exact: bool = False,
+    cache: Path | None = None,
+    attention_shape: tuple[int, int, int] | None = None,
+) -> Installed:
+    """Put the kernels that pay into one model.
+
+    Args:
+        model: the model; its layers are changed in place, other instances are not.
+        mode: "auto" obeys the hardware rules and races every shape against stock MLX; "on"
+        overrides the rules, not the race; "off" installs nothing.
+        exact: use the kernels for every row count they can serve, so that a row's bits do not
+        depend on the rows beside it, or refuse. On a CPU there is nothing to install, but it is
+        checked.
+        cache: file in which verdicts are kept; None measures again in every process.
+        attention_shape: (heads, heads of the cache, head dimension). None leaves attention alone,
+            unless `exact` is asked for.
+
+    Returns:
+        The installed kernels: state, watchdog and `uninstall`.
+
+    Raises:
+        ExactError: `exact` was asked for and some operation of the model cannot give it.
+    """
+    device = this_device()
+    rule = Rule(False, "turned off") if mode == "off" else rule_for(device)
+    if mode == "on" and device.backend != "cpu":
+        rule = Rule(
+            True, f"asked for, although: {rule.reason}" if not rule.allowed else rule.reason
+        )
+    if exact:
+        if device.backend != "cpu" and not rule.allowed:
+            raise ExactError(f"[exact] The kernels must be on, got: {rule.reason}.")
+        require_row_invariant(model, device.backend, ATTENTION_NAME)
+    switch = Switch(exact=exact)
+    if not rule.allowed:
+        return Installed(switch, device, rule.reason, [], [])
+    installer = _Installer(Gate(device, cache, race=not exact), switch, device)
+    try:
+        installer.matmuls(model)
+        if exact or attention_shape is not None:
+            installer.attentions(model, attention_shape)
+    except BaseException:
+        installer.undo()
+        raise
+    return Installed(switch, device, rule.reason, installer.states(), installer.wrapped)
+
+
+class _Installer:
+    def __init__(self, gate: Gate, switch: Switch, device: Device) -> None:
+        self._gate, self._switch, self._where = gate, switch, device.backend
+        self.wrapped: list[nn.Module] = []
+        self._states: dict[str, OpState] = {}
+        self._layers: Counter[str] = Counter()
+
+    def undo(self) -> None:
+        while self.wrapped:
+            unwrap(self.wrapped.pop())
+
+    def states(self) -> list[OpState]:
+        plain = [asdict(state) for state in self._states.values()]
+        return [OpState(**{**s, "layers": self._layers[s["op"] + s["shape"]]}) for s in plain]
+
+    def _note(self, state: OpState) -> None:
+        key = state.op + state.shape
+        self._states[key] = state
+        self._layers[key] += 1
+
+    def matmuls(self, model: nn.Module) -> None:
+        for _, layer in model.named_modules():
+            weight = weight_of(layer)
+            if weight is None or type(layer).__call__ is None:
+                continue
+            if isinstance(layer, EMBEDDING) and not hasattr(layer, "as_linear"):
+                continue
+            self._matmul(layer, weight)
+
+    def _matmul(self, layer: nn.Module, weight: Weight) -> None:
+        mode = getattr(layer, "mode", "affine")
+        shape = MatmulShape(weight.n, weight.k, weight.bits, weight.group_size, str(weight.dtype))
+        reason = f"mode {mode}" if mode != "affine" else unsupported(weight, self._where)
+        if reason:
+            if self._switch.exact:
+                raise ExactError(f"[exact] matmul of {shape} must have a kernel, got: {reason}.")
+            self._note(OpState("matmul", str(shape), 0, "stock", "", reason))
+            return
+        verdict = self._gate.matmul(shape)
+        if self._switch.exact and not verdict.correct:
+            raise ExactError(f"[exact] matmul of {shape} failed its check: {verdict.reason}.")
+        rows = frozenset(range(1, MAX_ROWS + 1)) if self._switch.exact else verdict.rows
+        kernel = self._where if rows else "stock"
+        self._note(
+            OpState("matmul", str(shape), 0, kernel, span(rows), verdict.reason, verdict.speedup)
+        )
+        if rows or verdict.wide_from is not None:
+            matmul = RowMatmul(weight, self._where)
+            wide = None if self._switch.exact else verdict.wide_from
+            wrap_linear(layer, LinearKernel(matmul, rows, wide, self._switch, self._where))
+            self.wrapped.append(layer)
+
+    def attentions(self, model: nn.Module, heads: tuple[int, int, int] | None) -> None:
+        kernels: dict[Callable[..., mx.array], AttentionKernel] = {}
+        min_keys, state = self._attention_verdict(heads)
+        for _, layer in model.named_modules():
+            original = attention_function(layer, ATTENTION_NAME)
+            if original is None or isinstance(layer, LINEAR):
+                continue
+            if original not in kernels:
+                kernels[original] = AttentionKernel(original, min_keys, self._switch, self._where)
+            self._note(state)
+            if min_keys or self._switch.exact:
+                wrap_attention(layer, ATTENTION_NAME, kernels[original])
+                self.wrapped.append(layer)
+
+    def _attention_verdict(
+        self, heads: tuple[int, int, int] | None
+    ) -> tuple[dict[int, int], OpState]:
+        if heads is None:
+            everywhere = dict.fromkeys(range(1, MAX_QUERIES + 1), 1)
+            state = OpState("attention", "any", 0, self._where, "1-16", "exact")
+            return everywhere, state
+        shape = AttentionShape(*heads, "bfloat16")
+        verdict = self._gate.attention(shape)
+        if self._switch.exact and not verdict.correct:
+            raise ExactError(f"[exact] attention of {shape} failed its check: {verdict.reason}.")
+        kernel = self._where if verdict.min_keys or self._switch.exact else "stock"
+        return verdict.min_keys, OpState(
+            "attention",
+            str(shape),
+            0,
+            kernel,
+            span(verdict.min_keys) if not self._switch.exact else "1-16",
+            verdict.reason,
+            verdict.speedup,
+        )

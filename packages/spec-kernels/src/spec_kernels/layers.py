@@ -1,0 +1,237 @@
+"""Puts the kernels into the layers of one model instance, and takes them out again.
+
+A wrapped layer becomes an instance of a subclass of its own class with the same name; parameters,
+paths and `isinstance` stay as they were, and other models of the same class are not touched. Knows
+how MLX's linear and embedding layers hold their weights, and that an attention layer calls a
+module-level function by name; knows no model family.
+"""
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from spec_kernels._build import ExactError
+from spec_kernels.row_attention import MAX_QUERIES, RowAttention
+from spec_kernels.row_attention import unsupported as attention_unsupported
+from spec_kernels.verify_matmul import MAX_ROWS, RowMatmul, Weight
+from spec_kernels.wide_prefill import wide_prefill_ops
+
+_BASE = "_spec_base"
+LINEAR = (nn.Linear, nn.QuantizedLinear)
+EMBEDDING = (nn.Embedding, nn.QuantizedEmbedding)
+
+
+@dataclass
+class Switch:
+    """The one place that says whether a model's kernels are in use.
+
+    Attributes:
+        on: consulted by every wrapped layer at every call.
+        reason: why it is off.
+        exact: a layer that cannot serve its kernel raises instead of falling back.
+        calls: how often each implementation served, by operation and choice.
+    """
+
+    on: bool = True
+    reason: str = ""
+    exact: bool = False
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def count(self, what: str) -> None:
+        """Add one call of `what`, such as "matmul cuda"."""
+        self.calls[what] = self.calls.get(what, 0) + 1
+
+
+def weight_of(layer: nn.Module) -> Weight | None:
+    """The layer's weight, or None if it is none of MLX's linear and embedding layers."""
+    if isinstance(layer, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
+        return Weight(
+            layer["weight"], layer["scales"], layer.get("biases"), layer.group_size, layer.bits
+        )
+    if isinstance(layer, (nn.Linear, nn.Embedding)):
+        return Weight(layer["weight"], None, None, 64, 16)
+    return None
+
+
+class LinearKernel:
+    """What a wrapped linear layer does with its input before its own code sees it.
+
+    Args:
+        matmul: the kernel bound to the layer's weight, or None if only wide prefill applies.
+        rows: the row counts the kernel serves outside exact mode.
+        wide_from: rows from which to dequantise first, or None.
+        switch: shared by all layers of the model.
+        where: name of the kernel's backend, for the statistics.
+    """
+
+    def __init__(
+        self,
+        matmul: RowMatmul | None,
+        rows: frozenset[int],
+        wide_from: int | None,
+        switch: Switch,
+        where: str,
+    ) -> None:
+        self._matmul, self._switch, self._wide_from = matmul, switch, wide_from
+        self._serves = [row in rows for row in range(MAX_ROWS + 1)]
+        self._counted = f"matmul {where}"
+
+    def __call__(self, x: mx.array) -> mx.array | None:
+        """Product without the layer's bias, or None if stock MLX shall do it."""
+        switch, matmul = self._switch, self._matmul
+        if not switch.on:
+            if switch.exact and x.shape[-2] <= MAX_ROWS:
+                raise ExactError(f"[exact] The kernels must stay on, got off: {switch.reason}.")
+            return None
+        rows = x.size // x.shape[-1]
+        if rows <= MAX_ROWS:
+            if matmul is not None and x.dtype == matmul.dtype and self._serves[rows]:
+                switch.count(self._counted)
+                return matmul(x)
+        elif switch.exact and matmul is not None and x.shape[-2] <= MAX_ROWS:
+            return self._in_slices(x, matmul)
+        elif self._wide_from is not None and rows >= self._wide_from and matmul is not None:
+            switch.count("matmul wide")
+            return wide_prefill_ops(x, matmul.weight)
+        if switch.exact and x.shape[-2] <= MAX_ROWS:
+            raise ExactError(
+                f"[exact] matmul must take {x.dtype}, got a layer that serves "
+                f"{matmul.dtype if matmul else None}. Load the model in that dtype."
+            )
+        switch.count("matmul stock")
+        return None
+
+    def _in_slices(self, x: mx.array, matmul: RowMatmul) -> mx.array:
+        """A batch of short blocks in exact mode: sixteen rows at a time."""
+        flat = x.reshape(-1, x.shape[-1])
+        parts = [matmul(flat[i : i + MAX_ROWS]) for i in range(0, flat.shape[0], MAX_ROWS)]
+        self._switch.count(self._counted)
+        return mx.concatenate(parts).reshape(*x.shape[:-1], matmul.n)
+
+
+@functools.cache
+def _linear_class(base: type) -> type:
+    def call(self: Any, x: mx.array) -> mx.array:
+        y = self._spec_kernel(x)
+        if y is None:
+            return base.__call__(self, x)
+        return y + self["bias"] if "bias" in self else y
+
+    return type(base.__name__, (base,), {"__call__": call, _BASE: base})
+
+
+@functools.cache
+def _embedding_class(base: type) -> type:
+    def as_linear(self: Any, x: mx.array) -> mx.array:
+        y = self._spec_kernel(x)
+        return base.as_linear(self, x) if y is None else y
+
+    return type(base.__name__, (base,), {"as_linear": as_linear, _BASE: base})
+
+
+def wrap_linear(layer: nn.Module, kernel: LinearKernel) -> None:
+    """Send a linear layer's product, or an embedding's `as_linear`, through `kernel` first."""
+    base = type(layer)
+    wrapped = _embedding_class(base) if isinstance(layer, EMBEDDING) else _linear_class(base)
+    object.__setattr__(layer, "__class__", wrapped)
+    object.__setattr__(layer, "_spec_kernel", kernel)
+
+
+def unwrap(layer: nn.Module) -> None:
+    """Undo `wrap_linear` or `wrap_attention`."""
+    base: type = getattr(type(layer), _BASE)
+    object.__setattr__(layer, "__class__", base)
+    layer.__dict__.pop("_spec_kernel", None)
+
+
+class AttentionKernel:
+    """Stands in for the attention function of a model's module, for one model instance.
+
+    Args:
+        original: the function it stands in for, called with the same arguments for all else.
+        min_keys: for each number of query positions, the cache length from which the kernel serves;
+            a number that is missing stays stock outside exact mode.
+        switch: shared by all layers of the model.
+        where: name of the kernel's backend.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., mx.array],
+        min_keys: dict[int, int],
+        switch: Switch,
+        where: str,
+    ) -> None:
+        self._original, self._min_keys = original, min_keys
+        self._switch, self._where = switch, where
+        self._kernels: dict[float, RowAttention] = {}
+
+    def __call__(
+        self,
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any = None,
+        scale: float = 1.0,
+        mask: Any = None,
+        sinks: mx.array | None = None,
+        **others: Any,
+    ) -> mx.array:
+        """Attend with the kernel where it serves, else with the model's own function."""
+        reason = self._why_not(queries, keys, mask, sinks)
+        if reason is None:
+            kernel = self._kernels.get(scale)
+            if kernel is None:
+                kernel = self._kernels[scale] = RowAttention(scale, self._where)
+            self._switch.count(f"attention {self._where}")
+            return kernel(queries, keys, values, mask is not None)
+        if self._switch.exact and queries.shape[2] <= MAX_QUERIES:
+            raise ExactError(f"[exact] attention must use the kernel, got: {reason}.")
+        self._switch.count("attention stock")
+        if sinks is not None:
+            others["sinks"] = sinks
+        return self._original(queries, keys, values, cache=cache, scale=scale, mask=mask, **others)
+
+    def _why_not(self, q: mx.array, k: Any, mask: Any, sinks: Any) -> str | None:
+        if not self._switch.on:
+            return self._switch.reason
+        n_queries = q.shape[2]
+        if n_queries > MAX_QUERIES:
+            return "a prompt"
+        if sinks is not None:
+            return "attention sinks"
+        if not isinstance(k, mx.array):
+            return "a quantised cache"
+        if not self._switch.exact and k.shape[2] < self._min_keys.get(n_queries, 1 << 62):
+            return "stock was faster here"
+        return attention_unsupported(q, k, mask, self._where)
+
+
+def attention_function(layer: nn.Module, name: str) -> Callable[..., mx.array] | None:
+    """The module-level function `name` that the layer's own code calls, or None."""
+    call = type(layer).__call__
+    code = getattr(call, "__code__", None)
+    if code is None or name not in code.co_names:
+        return None
+    return call.__globals__.get(name)
+
+
+def wrap_attention(layer: nn.Module, name: str, kernel: AttentionKernel) -> None:
+    """Make this layer's code find `kernel` under the global name `name`."""
+    base = type(layer)
+    call = base.__call__
+    copy = types.FunctionType(
+        call.__code__,
+        {**call.__globals__, name: kernel},
+        call.__name__,
+        call.__defaults__,
+        call.__closure__,
+    )
+    copy.__kwdefaults__ = call.__kwdefaults__
+    wrapped = type(base.__name__, (base,), {"__call__": copy, _BASE: base})
+    object.__setattr__(layer, "__class__", wrapped)
