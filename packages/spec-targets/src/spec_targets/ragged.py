@@ -178,7 +178,9 @@ class RaggedPacked(RaggedCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Pack and write; returns the packed rows."""
-        packed = [mx.quantize(a, group_size=self.group_size, bits=self.bits) for a in (keys, values)]
+        packed = [
+            mx.quantize(a, group_size=self.group_size, bits=self.bits) for a in (keys, values)
+        ]
         self._write([*packed[0], *packed[1]])
         return self.keys_and_values()
 
@@ -256,7 +258,7 @@ class RaggedList(CacheList):
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """One entry for a batch of single entries and batch entries of the same layer, rows in order."""
+    """One batch entry of single entries and batch entries of the same layer, rows in order."""
     first = parts[0]
     if isinstance(first, CacheList):
         layers = zip(*(part.caches for part in parts), strict=True)

@@ -25,7 +25,9 @@ _GIB = 2**30
 @click.option("--max-tokens", type=click.IntRange(1), help="Where a request names no limit.")
 @click.option("--prefix-cache-gb", type=click.FloatRange(0), default=2.0, show_default=True)
 @click.option("--prefix-cache-disk", is_flag=True, help="Keep prompt states over restarts.")
-@click.option("--kv-gb", type=click.FloatRange(0, min_open=True), help="Memory of running requests.")
+@click.option(
+    "--kv-gb", type=click.FloatRange(0, min_open=True), help="Memory of running requests."
+)
 @click.option("--exact", is_flag=True, help="Refuse unless every op is row-invariant.")
 def serve(**options: Any) -> None:
     """Answer OpenAI's and Anthropic's HTTP dialects."""
