@@ -72,6 +72,8 @@ class Splitter:
         self._blank = True  # nothing but white space in the reasoning so far
         self._after_reasoning = False
         self._code = _Code()
+        self._space = ""  # white space before the mark of the call being gathered
+        self._after_call = False  # white space that follows is no part of the text
         self.made_call = False
 
     def push(self, text: str) -> list[Part]:
@@ -88,7 +90,8 @@ class Splitter:
         rest, self._held = self._held, ""
         if self._state == "call" and self._call is not None:
             calls = self._parse(rest) if self._parse is not None else None
-            parts += self._calls(calls) if calls else self._text(self._call[0] + rest)
+            text = self._space + self._call[0] + rest
+            parts += self._calls(calls) if calls else self._text(text)
         elif self._state == "bare":
             calls = self._parse_bare(rest) if self._parse_bare is not None else None
             parts += self._calls(calls) if calls else self._text(rest)
@@ -150,6 +153,9 @@ class Splitter:
             text, self._held = self._held, ""
             parts += self._text(text)
             return False
+        if self._after_call:
+            self._held = self._held.lstrip()
+            self._after_call = not self._held
         start = self._call[0]
         at = self._held.find(start)
         if at < 0:
@@ -164,7 +170,9 @@ class Splitter:
             parts += self._text(before + start)
             return True
         self._held = self._held[at + len(start) :]
-        parts += self._text(before.rstrip())
+        body = before.rstrip()
+        self._space = before[len(body) :]
+        parts += self._text(body)
         self._state = "call"
         return True
 
@@ -179,9 +187,9 @@ class Splitter:
         self._state = "text"
         if calls:
             parts += self._calls(calls)
-            self._held = self._held.lstrip()
+            self._after_call = True
         else:
-            parts += self._text(self._call[0] + body + end)
+            parts += self._text(self._space + self._call[0] + body + end)
         return True
 
     # -- helpers ---------------------------------------------------------------------------------
