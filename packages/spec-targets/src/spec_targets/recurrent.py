@@ -160,20 +160,25 @@ class RecurrentCache(ArraysCache):
 
     def keep(self, n_rows: int, n_keep: int) -> None:
         """Close the block of `n_rows` rows; the slots become what the first `n_keep` lead to."""
-        before, windows, state_after = self._before, self._windows, self._state_after
+        slots = self._slots_after(n_rows, n_keep)
         self._before, self._windows, self._state_after = None, [], None
-        if before is None or n_keep == n_rows:
-            return
+        if slots is not self.cache:
+            self.cache = slots
+            if n_keep:
+                mx.async_eval(slots)
+
+    def _slots_after(self, n_rows: int, n_keep: int) -> list[mx.array | None]:
+        """The slots after the first `n_keep` rows of the open block of `n_rows`."""
+        if self._before is None or n_keep == n_rows:
+            return self.cache
         if n_keep == 0:
-            self.cache = before
-            return
+            return self._before
         # Copies: a view would hold the rows of the whole block.
-        slots = [mx.contiguous(rows[:, n_keep : n_keep + n]) for rows, n in windows]
-        if state_after is not None:
-            slots.append(state_after(n_keep))
+        slots = [mx.contiguous(rows[:, n_keep : n_keep + n]) for rows, n in self._windows]
+        if self._state_after is not None:
+            slots.append(self._state_after(n_keep))
         assert len(slots) == len(self.cache), "a recurrent layer has a slot that is not noted"
-        self.cache = slots
-        mx.async_eval(slots)
+        return slots
 
 
 def watch(mixer: nn.Module, convolutions: Sequence[nn.Module], recurrence: Recurrence | None):
