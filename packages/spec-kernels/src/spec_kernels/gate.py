@@ -173,7 +173,7 @@ class Gate:
                 return Verdict(True, every, None, "correct; not raced")
             return race_matmul(shape, self._where)
         except (KernelError, RuntimeError, ValueError) as error:
-            return Verdict(False, frozenset(), None, f"refused: {str(error).splitlines()[0]}")
+            return Verdict(False, frozenset(), None, f"refused: {_first_line(error)}")
 
     def _measure_attention(self, shape: AttentionShape) -> AttentionVerdict:
         try:
@@ -185,7 +185,11 @@ class Gate:
                 return AttentionVerdict(True, every, "correct; not raced")
             return race_attention(shape, self._where)
         except (KernelError, RuntimeError, ValueError) as error:
-            return AttentionVerdict(False, {}, f"refused: {str(error).splitlines()[0]}")
+            return AttentionVerdict(False, {}, f"refused: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")
 
 
 def _read(path: Path | None) -> dict[str, Any]:
@@ -265,7 +269,8 @@ def attention_problem(shape: AttentionShape, where: str, **build: Any) -> str | 
         error = relative_error(got, want)
         if not error <= ATTENTION_TOLERANCE[shape.dtype]:
             return f"error {error:.1e} at {queries} query positions"
-        alone = attend(q[:, :, -queries][:, :, None], k[:, :, : n_keys - queries + 1], v, True)
+        until = n_keys - queries + 1
+        alone = attend(q[:, :, -queries][:, :, None], k[:, :, :until], v[:, :, :until], True)
         if not bool(mx.array_equal(got, full[:, :, -queries:])) or not bool(
             mx.array_equal(alone[:, :, 0], full[:, :, -queries])
         ):
