@@ -1,8 +1,8 @@
 """Sampled text follows the target's distribution, whatever drafts: chi-square over a long run.
 
 Every emitted token is compared with the target's exact distribution after its own history. Tokens
-are binned by their rank in that distribution and by their place in the round, which is settled
-before the token is drawn, so the counts of a bin must be near its summed probabilities.
+are binned by their place in the round and their rank in the draft's distribution there; both are
+settled before the token is, so the counts of a bin must be near its summed probabilities.
 """
 
 from collections import defaultdict
@@ -97,21 +97,50 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+class Recording:
+    """Passes everything on and keeps the drafts."""
+
+    def __init__(self, drafter: Any) -> None:
+        self._drafter = drafter
+        self.name, self.taps, self.max_draft = drafter.name, drafter.taps, drafter.max_draft
+        self.observe, self.reset = drafter.observe, drafter.reset
+        self.state, self.restore = drafter.state, drafter.restore
+        self.drafts: list[Draft] = []
+
+    def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
+        self.drafts.append(self._drafter.draft(anchor, cap, sampling=sampling, key=key))
+        return self.drafts[-1]
+
+
+def draft_ranks(draft: Draft | None, place: int, row: np.ndarray) -> np.ndarray:
+    """Tokens by draft probability at a place of the round, or by the target's without a draft."""
+    if draft is None or place >= draft.n_drafted:
+        return np.argsort(-row, kind="stable")
+    if draft.probs is not None:
+        return np.argsort(-np.array(draft.probs[place]), kind="stable")
+    drafted = int(draft.tokens[place].item())
+    return np.argsort(-(row + 2 * (np.arange(VOCAB) == drafted)), kind="stable")
+
+
 def excess(target: ToyTarget, drafter: Any, n_tokens: int) -> tuple[float, float]:
     """How far chi-square lies above its mean, in standard deviations; and the acceptance rate."""
-    settings = SETTINGS
-    rounds = list(generate(Pair(target, drafter), PROMPT, max_tokens=n_tokens, sampling=settings))
-    places = [i for r in rounds for i in range(len(r.tokens))]
+    recording = Recording(drafter)
+    pair = Pair(target, recording)
+    rounds = list(generate(pair, PROMPT, max_tokens=n_tokens, sampling=SETTINGS))
+    drafts = iter(recording.drafts)
+    made = [next(drafts) if r.cap else None for r in rounds]
+    places = [(d, i) for r, d in zip(rounds, made, strict=True) for i in range(len(r.tokens))]
     text = [*PROMPT, *(t for r in rounds for t in r.tokens)]
-    history = np.array([text[len(PROMPT) + i - 2 : len(PROMPT) + i] for i in range(n_tokens)])
-    rows = target_probs(target.table[mx.array(history[:, 0]), mx.array(history[:, 1])], settings)
-    probs = np.array(rows).astype(np.float64)
+    start = len(PROMPT)
+    history = np.array([text[start + i - 2 : start + i] for i in range(n_tokens)])
+    rows = target_probs(target.table[mx.array(history[:, 0]), mx.array(history[:, 1])], SETTINGS)
     seen: dict[tuple[int, int], float] = defaultdict(float)
     expected: dict[tuple[int, int], float] = defaultdict(float)
-    for place, token, row in zip(places, text[len(PROMPT) :], probs, strict=True):
-        order = np.argsort(-row, kind="stable")
+    for (draft, place), token, row in zip(
+        places, text[start:], np.array(rows).astype(np.float64), strict=True
+    ):
         assert row[token] > 0, "a token outside top-k or top-p"
-        for rank, other in enumerate(order):
+        for rank, other in enumerate(draft_ranks(draft, place, row)):
             key = (min(place, 2), min(rank, 12))
             expected[key] += row[other]
             seen[key] += other == token
@@ -132,19 +161,14 @@ def test_tokens_follow_the_target(name: str, n_tokens: int, tmp_path: Path) -> N
     assert rate > 0.1, "too few accepted drafts to test anything"
 
 
-class Misreporting:
-    """Says that its drafts came from a flatter distribution than they did."""
-
-    def __init__(self, drafter: Any) -> None:
-        self._drafter = drafter
-        self.name, self.taps, self.max_draft = drafter.name, drafter.taps, drafter.max_draft
-        self.observe, self.reset = drafter.observe, drafter.reset
-        self.state, self.restore = drafter.state, drafter.restore
+class Misreporting(Recording):
+    """Draws colder than it says."""
 
     def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
-        draft = self._drafter.draft(anchor, cap, sampling=sampling, key=key)
-        flat = mx.full(draft.probs.shape, 1 / VOCAB)
-        return replace(draft, probs=0.1 * draft.probs + 0.9 * flat)
+        cold = replace(sampling, temperature=sampling.temperature / 3, top_p=1.0, top_k=0)
+        draft = self._drafter.draft(anchor, cap, sampling=cold, key=key)
+        warm = draft.probs ** (1 / 3)
+        return replace(draft, probs=warm / warm.sum(axis=-1, keepdims=True))
 
 
 @pytest.mark.slow
