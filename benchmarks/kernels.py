@@ -26,6 +26,7 @@ from mlx_lm.models import cache as kv_cache
 from mlx_lm.models import qwen3
 
 from spec_kernels import install, row_attention_ops, this_device
+from spec_kernels.attention import RowAttention
 from spec_kernels.gate import (
     AttentionShape,
     MatmulShape,
@@ -34,8 +35,7 @@ from spec_kernels.gate import (
     relative_error,
     times,
 )
-from spec_kernels.row_attention import RowAttention
-from spec_kernels.verify_matmul import RowMatmul, Weight, stock_matmul, verify_matmul_ops
+from spec_kernels.matmul import RowMatmul, Weight, stock_matmul, verify_matmul_ops
 
 ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16)
 WIDTHS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32)

@@ -20,3 +20,8 @@ def cache_dir() -> Path:
 def preloaded() -> str:
     """LD_PRELOAD, which decides about the BLAS on Linux CPU."""
     return os.environ.get("LD_PRELOAD", "")
+
+
+def api_key() -> str | None:
+    """SPEC_API_KEY, so that a server's key need not stand in a command line."""
+    return os.environ.get("SPEC_API_KEY") or None

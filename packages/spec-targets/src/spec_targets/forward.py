@@ -68,6 +68,17 @@ class Forward:
         finally:
             self._last_only, self._hidden = False, None
 
+    def rows(
+        self, tokens: mx.array, entries: list[Any], taps: Sequence[int] = ()
+    ) -> tuple[mx.array, tuple[mx.array, ...]]:
+        """Ids (B, T) of B sequences: logits (B, T, V), and taps (B, T, H) each."""
+        try:
+            with self.taps.record(taps) as seen:
+                logits = self._model(tokens, cache=entries)
+                return logits, tuple(seen[layer] for layer in taps)
+        finally:
+            self._hidden = None
+
     def undo(self) -> None:
         """Stop watching."""
         self._swaps.undo()

@@ -28,6 +28,7 @@ def load_target(
     *,
     dtype: mx.Dtype | None = None,
     kv_bits: int | None = None,
+    group: mx.distributed.Group | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[MlxTarget, HfTokenizer]:
     """Load an mlx-lm checkpoint.
@@ -37,6 +38,7 @@ def load_target(
         dtype: Compute type; without it the checkpoint's own, except on the CPU backend, which
             computes in float32 (its 16-bit quantised matmul accumulates in 16 bits).
         kv_bits: Hold keys and values in 4 or 8 bits from the first token; see `quantised`.
+        group: Split every layer over these processes, all of which make this call; see `parallel`.
         trust_remote_code: Allow the checkpoint's own Python to run.
 
     Raises:
@@ -55,6 +57,8 @@ def load_target(
             dtype = mx.float32
         if dtype is not None:
             network.set_dtype(dtype)
+        if group is not None and group.size() > 1:
+            _split(network, model_type, group)
         mx.eval(network.parameters())
         network.eval()
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
@@ -94,6 +98,17 @@ def family_for(model_type: str) -> Family:
     near = get_close_matches(model_type, known, n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""
     raise LoadError(f'[load] No target family "{model_type}". Known: {", ".join(known)}.{hint}')
+
+
+def _split(network: Any, model_type: str, group: mx.distributed.Group) -> None:
+    """Keep this process's part of every layer; mlx-lm knows how for some of its models."""
+    shard = getattr(network, "shard", None)
+    if shard is None:
+        raise LoadError(
+            f'[load] mlx-lm {version("mlx-lm")} cannot split model type "{model_type}" over '
+            f"{group.size()} processes. Run it in one."
+        )
+    shard(group)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
