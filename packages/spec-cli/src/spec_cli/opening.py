@@ -62,7 +62,11 @@ class Opened:
 
 
 def open_target(
-    model: str | None, *, exact: bool = False, trust_remote_code: bool = False
+    model: str | None,
+    *,
+    exact: bool = False,
+    kv_bits: int | None = None,
+    trust_remote_code: bool = False,
 ) -> Opened:
     """Load a target and its tokenizer.
 
@@ -72,7 +76,7 @@ def open_target(
     from spec_targets import load_target
 
     name, folder = locate_model(model)
-    target, tokenizer = load_target(folder, trust_remote_code=trust_remote_code)
+    target, tokenizer = load_target(folder, kv_bits=kv_bits, trust_remote_code=trust_remote_code)
     if exact and (op := target.exact_refusal) is not None:
         raise SpecError(
             f"[exact] A row's bits depend on how many rows ride along in {op}. "
