@@ -58,7 +58,7 @@ def load_target(
         if dtype is not None:
             network.set_dtype(dtype)
         if group is not None and group.size() > 1:
-            _split(network, model_type, group)
+            _split(network, config, group)
         mx.eval(network.parameters())
         network.eval()
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
@@ -100,14 +100,23 @@ def family_for(model_type: str) -> Family:
     raise LoadError(f'[load] No target family "{model_type}". Known: {", ".join(known)}.{hint}')
 
 
-def _split(network: Any, model_type: str, group: mx.distributed.Group) -> None:
+def _split(network: Any, config: dict[str, Any], group: mx.distributed.Group) -> None:
     """Keep this process's part of every layer; mlx-lm knows how for some of its models."""
-    shard = getattr(network, "shard", None)
+    shard, n_ranks = getattr(network, "shard", None), group.size()
+    model_type = config["model_type"]
     if shard is None:
         raise LoadError(
             f'[load] mlx-lm {version("mlx-lm")} cannot split model type "{model_type}" over '
-            f"{group.size()} processes. Run it in one."
+            f"{n_ranks} processes. Run it in one."
         )
+    text_config = config.get("text_config", config)
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        n_heads = text_config.get(key) or n_ranks
+        if n_heads % n_ranks:
+            raise LoadError(
+                f'[load] "{key}" must be a multiple of the {n_ranks} processes, got {n_heads}. '
+                "Start another number of them."
+            )
     shard(group)
 
 
