@@ -8,7 +8,6 @@ import openai
 import pytest
 
 from spec_core import Pair, generate
-from spec_drafters import LookupDrafter
 from spec_server import Server, Settings
 from spec_targets import load_target
 

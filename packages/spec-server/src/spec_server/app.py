@@ -19,6 +19,7 @@ from spec_server.service import Service
 from spec_server.settings import Settings
 
 _log = logging.getLogger("spec_server")
+_LABELS = frozenset({"body", "query", "path", "str", "int"})
 
 
 def create_app(engine: Engine, settings: Settings) -> ASGIApp:
@@ -69,8 +70,8 @@ def _add_errors(app: FastAPI) -> None:
 
 def refusal_of(error: RequestValidationError) -> Refusal:
     """The first thing that is wrong with a body, in words, with the field's name."""
-    first = error.errors()[0]
-    names = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    first = max(error.errors(), key=lambda one: len(one["loc"]))  # unions: the nearest one
+    names = [part for part in first["loc"] if isinstance(part, int) or _is_field(part)]
     path = ""
     for part in names:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
@@ -82,6 +83,11 @@ def refusal_of(error: RequestValidationError) -> Refusal:
         given = _shown(first.get("input"))
         message = f'"{path or "body"}" {_lower(first["msg"])}, got {given}.'
     return Refusal(message, param=path or None)
+
+
+def _is_field(part: str) -> bool:
+    """False for the labels that pydantic puts between the fields of a union."""
+    return part.islower() and part.isidentifier() and part not in _LABELS
 
 
 def _told(
