@@ -109,7 +109,8 @@ def add_facts(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> dict[str, Any]:
         return model_of(service.engine, name)
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
     async def health() -> Response:
         body = health_of(service.engine)
         return JSONResponse(body, 200 if body["status"] == "ok" else 503)
