@@ -56,7 +56,7 @@ def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> N
     if not text.strip():
         raise click.UsageError("The prompt must hold some text, got none.")
     sampling = sampling_of(options)
-    opened = open_target(options)
+    opened = open_target(options, split=True)
     pair = opened.pair(wish_of(options, options["mode"]))
     ids = _encode(opened.tokenizer, text, options)
     _answer(opened.name, pair, ids, sampling, options)

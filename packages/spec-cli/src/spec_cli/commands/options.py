@@ -112,12 +112,13 @@ def wish_of(options: dict[str, Any], mode: str) -> opening.Wish:
     )
 
 
-def open_target(options: dict[str, Any]) -> opening.Opened:
-    """The target that the model options ask for."""
+def open_target(options: dict[str, Any], *, split: bool = False) -> opening.Opened:
+    """The target that the model options ask for; `split` if the command knows several processes."""
     return opening.open_target(
         options["model"],
         exact=options.get("exact", False),
         kv_bits=None if options["kv_bits"] is None else int(options["kv_bits"]),
+        split=split,
         trust_remote_code=options["trust_remote_code"],
     )
 
