@@ -14,6 +14,8 @@ from spec_kernels.matmul import MAX_ROWS, RowMatmul, Weight, verify_matmul_ops
 
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
 TOLERANCE = {"bfloat16": 5e-3, "float16": 1e-3, "float32": 1e-5}
+# A bias times a sum of inputs cancels against the codes: outliers cost a factor in every layout.
+OUTLIER_TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 4e-5}
 ATTENTION_TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3}
 
 
@@ -76,6 +78,7 @@ def matmul_problem(shape: MatmulShape, where: str, **build: Any) -> str | None:
     """
     dtype = shape.dtype.removeprefix("mlx.core.")
     for kind in ("plain", "negative", "outliers"):
+        limits = OUTLIER_TOLERANCE if kind == "outliers" else TOLERANCE
         weight = random_weight(shape, kind)
         matmul = RowMatmul(weight, where, **build)
         x = mx.random.normal((MAX_ROWS, shape.k), key=mx.random.key(1)).astype(weight.dtype)
@@ -86,7 +89,7 @@ def matmul_problem(shape: MatmulShape, where: str, **build: Any) -> str | None:
         for rows in (MAX_ROWS, 9, 8, 1):
             got = matmul(x[:rows], poison=True)
             error = relative_error(got, want[:rows])
-            if not error <= TOLERANCE[dtype] * (2 if kind == "outliers" else 1):
+            if not error <= limits[dtype]:
                 return f"error {error:.1e} on {kind} data at {rows} rows"
             if not bool(mx.array_equal(got, full[:rows])):
                 return f"rows are not independent at {rows} rows"
