@@ -7,9 +7,10 @@ import mlx.nn as nn
 import pytest
 
 from spec_kernels import ExactError, install, installation, row_invariant, rule_for
-from spec_kernels.gate import AttentionVerdict, Gate, Verdict
+from spec_kernels.gate import Gate
 from spec_kernels.hardware import Device
 from spec_kernels.installation import span
+from spec_kernels.race import AttentionVerdict, Verdict
 
 CUDA = Device("cuda", "sm_90", "NVIDIA H200", "Linux 6.18")
 UNKNOWN = Device("metal", "applegpu_g17s", "Apple M5 Max", "Darwin 26.1")

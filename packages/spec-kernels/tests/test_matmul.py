@@ -8,7 +8,6 @@ import pytest
 from metal_emulator import Options, last_report
 
 from spec_kernels import KernelError, Weight, verify_matmul, verify_matmul_metal, verify_matmul_ops
-from spec_kernels.gate import MatmulShape, matmul_problem, random_weight, relative_error
 from spec_kernels.matmul import (
     BITS,
     GROUPS,
@@ -18,6 +17,7 @@ from spec_kernels.matmul import (
     metal_plan,
     unsupported,
 )
+from spec_kernels.numerics import MatmulShape, matmul_problem, random_weight, relative_error
 
 TOLERANCE = {"bfloat16": 5e-3, "float16": 1e-3, "float32": 1e-5}
 SMALL = Plan(tiles=2, splits=2)

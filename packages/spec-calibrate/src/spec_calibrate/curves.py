@@ -6,10 +6,12 @@ A plain step is a curve of its own: the loop pipelines it, so it costs less than
 row. Knows nothing about models or clocks: `measure` fills the curves, `controller` uses them.
 """
 
+import operator
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 _KNEE_SHARE = 0.1  # a bend below this share of the curve's rise is not a knee
 
@@ -140,6 +142,45 @@ class Curves:
         if cap < 1:
             return self.plain_s(depth)
         return self.draft_s(cap, source) + self.verify_s(cap + 1, depth) + self.overhead_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, times in milliseconds, for JSON."""
+        return {
+            "verify_ms_by_depth": {str(depth): curve.to_ms() for depth, curve in self.verify},
+            "plain_ms_by_depth": self.plain.to_ms(),
+            "draft_ms": {source: curve.to_ms() for source, curve in self.draft.items()},
+            "overhead_ms": self.overhead_s * 1e3,
+            "acceptance": list(self.acceptance),
+            "noise": self.noise,
+            "max_draft": self.max_draft,
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> "Curves":
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: something is missing, of another type, or cannot be a cost.
+        """
+        try:
+            verify = value["verify_ms_by_depth"].items()
+            return cls(
+                verify=tuple(
+                    (int(depth), Curve.from_ms(curve))
+                    for depth, curve in sorted(verify, key=lambda item: int(item[0]))
+                ),
+                plain=Curve.from_ms(value["plain_ms_by_depth"]),
+                draft={s: Curve.from_ms(curve) for s, curve in value["draft_ms"].items()},
+                overhead_s=value["overhead_ms"] / 1e3,
+                acceptance=tuple(value["acceptance"]),
+                noise=value["noise"],
+                max_draft=operator.index(value["max_draft"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"[curves] Stored curves must have the form of `Curves.to_dict`, got a fault at "
+                f"{type(error).__name__}: {error}."
+            ) from None
 
     @property
     def source(self) -> str:

@@ -99,7 +99,12 @@ def open_target(
     name, folder = _locate_in_turn(model, group)
     target: Any
     target, tokenizer = load_target(
-        folder, kv_bits=kv_bits, group=group, trust_remote_code=trust_remote_code
+        folder,
+        kv_bits=kv_bits,
+        group=group,
+        exact=exact,
+        verdicts=env.kernel_verdicts(),
+        trust_remote_code=trust_remote_code,
     )
     if group.size() > 1:
         target = _whole(target, group)

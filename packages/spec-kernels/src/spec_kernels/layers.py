@@ -106,6 +106,7 @@ class LinearKernel:
         self._serves = [row in rows for row in range(MAX_ROWS + 1)]
         self._counted = f"matmul {where}"
         self._shared: tuple[Shared, int] | None = None
+        self._how: dict[tuple[int, ...], str] = {}
 
     def share(self, shared: Shared, index: int) -> None:
         """Compute as number `index` of siblings from now on, where the kernel serves."""
@@ -115,35 +116,42 @@ class LinearKernel:
         """Product without the layer's bias, or None if stock MLX shall do it."""
         switch, matmul = self._switch, self._matmul
         if not switch.on:
-            if switch.exact and x.shape[-2] <= MAX_ROWS:
-                raise ExactError(f"[exact] The kernels must stay on, got off: {switch.reason}.")
+            self._require_inexact(x, f"off: {switch.reason}")
             return None
-        rows = x.size // x.shape[-1]
-        if rows <= MAX_ROWS:
-            if self._serves[rows] and x.dtype == matmul.dtype:
-                switch.count(self._counted)
-                if self._shared is None:
-                    return matmul(x)
-                shared, index = self._shared
-                return shared.part(x, index)
-        elif switch.exact and x.shape[-2] <= MAX_ROWS:
-            return self._in_slices(x, matmul)
-        elif self._wide_from is not None and rows >= self._wide_from:
+        how = self._how.get(x.shape)
+        if how is None:
+            how = self._how[x.shape] = self._choose(x)
+        if how == "stock" or x.dtype != matmul.dtype:
+            self._require_inexact(x, f"{x.dtype}, and the kernel serves {matmul.dtype}")
+            switch.count("matmul stock")
+            return None
+        if how == "wide":
             switch.count("matmul wide")
             return wide_prefill_ops(x, matmul.weight)
-        if switch.exact and x.shape[-2] <= MAX_ROWS:
-            raise ExactError(
-                f"[exact] matmul must take {x.dtype}, got a layer that serves "
-                f"{matmul.dtype}. Load the model in that dtype."
-            )
-        switch.count("matmul stock")
-        return None
+        switch.count(self._counted)
+        if how == "slices":
+            return self._in_slices(x, matmul)
+        if self._shared is None:
+            return matmul(x)
+        shared, index = self._shared
+        return shared.part(x, index)
+
+    def _choose(self, x: mx.array) -> str:
+        rows = x.size // x.shape[-1]
+        if rows <= MAX_ROWS:
+            return "kernel" if self._serves[rows] else "stock"
+        if self._switch.exact and x.shape[-2] <= MAX_ROWS:
+            return "slices"
+        return "wide" if self._wide_from is not None and rows >= self._wide_from else "stock"
+
+    def _require_inexact(self, x: mx.array, found: str) -> None:
+        if self._switch.exact and x.shape[-2] <= MAX_ROWS:
+            raise ExactError(f"[exact] matmul must use its kernel, got {found}.")
 
     def _in_slices(self, x: mx.array, matmul: RowMatmul) -> mx.array:
         """A batch of short blocks in exact mode: sixteen rows at a time."""
         flat = x.reshape(-1, x.shape[-1])
         parts = [matmul(flat[i : i + MAX_ROWS]) for i in range(0, flat.shape[0], MAX_ROWS)]
-        self._switch.count(self._counted)
         return mx.concatenate(parts).reshape(*x.shape[:-1], matmul.n)
 
 

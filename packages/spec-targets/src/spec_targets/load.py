@@ -10,6 +10,8 @@ import mlx.core as mx
 from mlx_lm.utils import MODEL_REMAPPING, load_model, load_tokenizer
 
 from spec_core import LoadError, registry
+from spec_kernels.installation import Mode
+from spec_targets.acceleration import install_kernels
 from spec_targets.base import MlxTarget
 from spec_targets.families import FAMILIES, Family
 from spec_targets.hub import locate
@@ -29,6 +31,9 @@ def load_target(
     dtype: mx.Dtype | None = None,
     kv_bits: int | None = None,
     group: mx.distributed.Group | None = None,
+    kernels: Mode = "auto",
+    exact: bool = False,
+    verdicts: Path | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[MlxTarget, HfTokenizer]:
     """Load an mlx-lm checkpoint.
@@ -39,6 +44,9 @@ def load_target(
             computes in float32 (its 16-bit quantised matmul accumulates in 16 bits).
         kv_bits: Hold keys and values in 4 or 8 bits from the first token; see `quantised`.
         group: Split every layer over these processes, all of which make this call; see `parallel`.
+        kernels: The few-row kernels: "auto", "on" or "off"; see `acceleration`.
+        exact: Install them so that a row's bits do not depend on its neighbours, or refuse.
+        verdicts: File that keeps which kernels win on this device.
         trust_remote_code: Allow the checkpoint's own Python to run.
 
     Raises:
@@ -73,6 +81,9 @@ def load_target(
         context_length=text_config.get("max_position_embeddings"),
         n_heads=text_config.get("num_attention_heads", 1),
         kv_bits=kv_bits,
+    )
+    target.kernels = install_kernels(
+        network, text_config, mode=kernels, exact=exact, verdicts=verdicts
     )
     return target, _load_tokenizer(folder, config, trust_remote_code)
 

@@ -9,6 +9,7 @@ from spec_cli import render
 from spec_cli.commands.options import (
     MODES,
     cap_of,
+    drafter_option,
     drafter_options,
     model_options,
     names_of,
@@ -24,6 +25,7 @@ from spec_cli.prompts import BUNDLED, read_prompts
 @click.argument("prompts", type=click.Path(path_type=Path), default=BUNDLED)
 @model_options
 @click.option("--mode", type=click.Choice(MODES), default="auto", show_default=True)
+@drafter_option
 @drafter_options
 @sampling_options
 @click.option("--max-tokens", type=click.IntRange(2), default=192, show_default=True)
@@ -36,7 +38,7 @@ def evaluate(prompts: Path, **options: Any) -> None:
 
     sampling, many = sampling_of(options), read_prompts(prompts)
     opened = open_target(options)
-    pair = opened.pair(wish_of(options, options["mode"]))
+    pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
     cap = FixedCap(cap_of(pair.drafter, options["max_draft"]))
     tallies = {prompt.task: Tally() for prompt in many}
     with render.progress("prompts", unit="prompts") as step:

@@ -10,6 +10,7 @@ from spec_cli import machine, render
 from spec_cli.commands.options import (
     MODES,
     cap_of,
+    drafter_option,
     drafter_options,
     model_options,
     names_of,
@@ -38,6 +39,7 @@ def read_prompt(value: str) -> str:
 @click.option("--prompt", "prompt_option", help="The same as PROMPT.")
 @model_options
 @click.option("--mode", type=click.Choice(MODES), default="auto", show_default=True)
+@drafter_option
 @drafter_options
 @sampling_options
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True)
@@ -57,7 +59,7 @@ def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> N
         raise click.UsageError("The prompt must hold some text, got none.")
     sampling = sampling_of(options)
     opened = open_target(options, split=True)
-    pair = opened.pair(wish_of(options, options["mode"]))
+    pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
     ids = _encode(opened.tokenizer, text, options)
     _answer(opened.name, pair, ids, sampling, options)
 

@@ -38,7 +38,6 @@ _MODEL = [
     click.option("--trust-remote-code", is_flag=True, help="Let a checkpoint's own Python run."),
 ]
 _DRAFTER = [
-    click.option("--drafter", help="Folder or hub id of a drafter's weights."),
     click.option(
         "--lookup-drafts/--no-lookup-drafts",
         default=None,
@@ -80,6 +79,7 @@ def _stacked(options: list[Any]) -> Callable[[Any], Any]:
 
 
 model_options = _stacked(_MODEL)
+drafter_option = click.option("--drafter", help="Folder or hub id of a drafter's weights.")
 drafter_options = _stacked(_DRAFTER)
 sampling_options = _stacked(_SAMPLING)
 
@@ -95,12 +95,12 @@ def sampling_of(options: dict[str, Any]) -> Any:
         raise click.UsageError(str(error)) from None
 
 
-def wish_of(options: dict[str, Any], mode: str) -> opening.Wish:
+def wish_of(options: dict[str, Any], mode: str, drafter: str | None) -> opening.Wish:
     """What the drafter options ask for, in one mode."""
     with_weights = mode not in ("lookup", "baseline")
     return opening.Wish(
         mode=mode,
-        drafter=options["drafter"] if with_weights else None,
+        drafter=drafter if with_weights else None,
         options={
             "bits": int(options["drafter_bits"]),
             "window": options["drafter_window"],

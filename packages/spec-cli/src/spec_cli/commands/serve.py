@@ -9,6 +9,7 @@ from spec_cli import env, opening, render
 from spec_cli.commands.options import (
     MODES,
     cap_of,
+    drafter_option,
     drafter_options,
     model_options,
     open_target,
@@ -21,6 +22,7 @@ _GIB = 2**30
 @click.command()
 @model_options
 @click.option("--mode", type=click.Choice(MODES), default="auto", show_default=True)
+@drafter_option
 @drafter_options
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
@@ -77,7 +79,7 @@ def _load(options: dict[str, Any]) -> Any:
     from spec_server import Served
 
     opened = open_target(options)
-    pair = opened.pair(wish_of(options, options["mode"]))
+    pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
     cap = cap_of(pair.drafter, options["max_draft"])
     mode = pair.drafter.name if pair.drafter is not None else opening.BASELINE
 
