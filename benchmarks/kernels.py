@@ -27,6 +27,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import cache as kv_cache
 from mlx_lm.models import qwen3
+
 from spec_kernels import install, row_attention_ops, this_device
 from spec_kernels.attention import RowAttention
 from spec_kernels.matmul import RowMatmul, Weight, stock_matmul, verify_matmul_ops

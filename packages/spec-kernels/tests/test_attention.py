@@ -6,6 +6,7 @@ import metal_emulator
 import mlx.core as mx
 import pytest
 from metal_emulator import Options, last_report
+
 from spec_kernels import KernelError, row_attention, row_attention_metal, row_attention_ops
 from spec_kernels.attention import FAR, NEAR, SHIFT, n_chunks
 from spec_kernels.numerics import AttentionShape, attention_problem, relative_error

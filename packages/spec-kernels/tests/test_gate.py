@@ -4,6 +4,7 @@ import json
 
 import mlx.core as mx
 import pytest
+
 from spec_kernels import gate as gate_module
 from spec_kernels.gate import Gate
 from spec_kernels.hardware import Device

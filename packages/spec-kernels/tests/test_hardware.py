@@ -1,6 +1,7 @@
 """The rule of every device the project has an opinion on."""
 
 import pytest
+
 from spec_kernels.hardware import Device, rule_for, this_device
 
 

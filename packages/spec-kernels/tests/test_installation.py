@@ -5,6 +5,7 @@ import json
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+
 from spec_kernels import ExactError, install, installation, row_invariant, rule_for
 from spec_kernels.gate import Gate
 from spec_kernels.hardware import Device

@@ -5,6 +5,7 @@ from importlib import resources
 import mlx.core as mx
 import pytest
 from metal_emulator import lint
+
 from spec_kernels import _build
 from spec_kernels._build import CudaKernel, Text, read_text, revision
 

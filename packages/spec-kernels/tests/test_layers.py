@@ -3,6 +3,7 @@
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+
 from spec_kernels import ExactError
 from spec_kernels.layers import (
     AttentionKernel,

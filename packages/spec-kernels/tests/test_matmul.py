@@ -6,6 +6,7 @@ import metal_emulator
 import mlx.core as mx
 import pytest
 from metal_emulator import Options, last_report
+
 from spec_kernels import KernelError, Weight, verify_matmul, verify_matmul_metal, verify_matmul_ops
 from spec_kernels.matmul import (
     BITS,

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 import pytest
+
 from spec_kernels.numerics import MatmulShape, random_weight, relative_error
 
 

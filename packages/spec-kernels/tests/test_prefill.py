@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 import pytest
+
 from spec_kernels import wide_prefill, wide_prefill_ops
 from spec_kernels.matmul import stock_matmul
 from spec_kernels.numerics import MatmulShape, random_weight

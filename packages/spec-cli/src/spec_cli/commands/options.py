@@ -1,0 +1,147 @@
+"""Options that several commands share, and what they mean."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from spec_cli import opening, render
+
+MODES = ("auto", "dspark", "dflash", "eagle3", "draft-model", "lookup", "baseline")
+
+
+class MaxDraft(click.ParamType):
+    """A number of drafts, or "full" for the drafter's whole block."""
+
+    name = "N|full"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """Check one value."""
+        if value == "full" or isinstance(value, int):
+            return value
+        if not str(value).isdecimal():
+            self.fail(f'"{value}" must be a number >= 0 or "full".', param, ctx)
+        return int(value)
+
+
+_MODEL = [
+    click.option(
+        "--model", help="Folder, Hugging Face id, or gguf:FILE.  [default: the embedded one]"
+    ),
+    click.option(
+        "--kv-bits",
+        type=click.Choice(["4", "8"]),
+        help="Pack keys and values in this many bits, from the first token.",
+    ),
+    click.option("--trust-remote-code", is_flag=True, help="Let a checkpoint's own Python run."),
+]
+_DRAFTER = [
+    click.option(
+        "--lookup-drafts/--no-lookup-drafts",
+        default=None,
+        help="Lookup in front of the drafter.  [default: what the pair says]",
+    ),
+    click.option("--max-draft", type=MaxDraft(), help="Most drafted tokens a round; 0 = plain."),
+    click.option(
+        "--confidence-threshold",
+        type=click.FloatRange(0, 1),
+        help="Cut a draft before the first token the drafter trusts less; 0 = off.",
+    ),
+    click.option(
+        "--drafter-bits", type=click.Choice(["4", "8", "16"]), default="4", show_default=True
+    ),
+    click.option(
+        "--drafter-window",
+        type=click.IntRange(0),
+        default=4096,
+        show_default=True,
+        help="Newest rows a drafter sees; 0 = all.",
+    ),
+]
+_SAMPLING = [
+    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 = greedy."),
+    click.option("--top-p", type=float, default=1.0, show_default=True),
+    click.option("--top-k", type=int, default=0, show_default=True, help="0 = off."),
+    click.option("--min-p", type=float, default=0.0, show_default=True),
+    click.option("--seed", type=int, help="Repeats a sampled answer of the same mode."),
+]
+
+
+def _stacked(options: list[Any]) -> Callable[[Any], Any]:
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+model_options = _stacked(_MODEL)
+drafter_option = click.option("--drafter", help="Folder or hub id of a drafter's weights.")
+drafter_options = _stacked(_DRAFTER)
+sampling_options = _stacked(_SAMPLING)
+
+
+def sampling_of(options: dict[str, Any]) -> Any:
+    """The sampling settings; a value outside its range is a usage error."""
+    from spec_core import Sampling
+
+    names = ("temperature", "top_p", "top_k", "min_p", "seed")
+    try:
+        return Sampling(**{name: options[name] for name in names})
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def wish_of(options: dict[str, Any], mode: str, drafter: str | None) -> opening.Wish:
+    """What the drafter options ask for, in one mode."""
+    with_weights = mode not in ("lookup", "baseline")
+    return opening.Wish(
+        mode=mode,
+        drafter=drafter if with_weights else None,
+        options={
+            "bits": int(options["drafter_bits"]),
+            "window": options["drafter_window"],
+            "confidence_threshold": options["confidence_threshold"],
+            "lookup_drafts": options["lookup_drafts"],
+        }
+        if with_weights
+        else {},
+    )
+
+
+def open_target(options: dict[str, Any], *, split: bool = False) -> opening.Opened:
+    """The target that the model options ask for; `split` if the command knows several processes."""
+    return opening.open_target(
+        options["model"],
+        exact=options.get("exact", False),
+        kv_bits=None if options["kv_bits"] is None else int(options["kv_bits"]),
+        split=split,
+        trust_remote_code=options["trust_remote_code"],
+    )
+
+
+def names_of(drafter: Any) -> tuple[str, str | None]:
+    """The mode that runs, and what drafts: ("dspark", "lookup+dspark")."""
+    if drafter is None:
+        return opening.BASELINE, None
+    other = getattr(drafter, "other", None)
+    if other is None:
+        return drafter.name, drafter.name
+    return other.name, f"lookup+{other.name}"
+
+
+def cap_of(drafter: Any, max_draft: int | str | None) -> int:
+    """The number of drafts that really applies; a larger wish is cut with a notice."""
+    if drafter is None:
+        return 0
+    if max_draft is None or isinstance(max_draft, str):
+        return drafter.max_draft
+    if max_draft > drafter.max_draft:
+        render.note(
+            f"[draft] {drafter.name} drafts at most {drafter.max_draft} tokens a round; "
+            f"--max-draft {max_draft} is cut to that."
+        )
+    return min(max_draft, drafter.max_draft)

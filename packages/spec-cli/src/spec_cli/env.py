@@ -1,0 +1,32 @@
+"""The only place that reads environment variables."""
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+
+def debug() -> bool:
+    """SPEC_DEBUG=1 shows tracebacks."""
+    return os.environ.get("SPEC_DEBUG", "") not in ("", "0")
+
+
+def cache_dir() -> Path:
+    """SPEC_CACHE_DIR, else the user's cache folder; not created here."""
+    chosen = os.environ.get("SPEC_CACHE_DIR")
+    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("spec"))
+
+
+def kernel_verdicts() -> Path:
+    """Where it is kept which kernels win on this machine."""
+    return cache_dir() / "kernels.json"
+
+
+def preloaded() -> str:
+    """LD_PRELOAD, which decides about the BLAS on Linux CPU."""
+    return os.environ.get("LD_PRELOAD", "")
+
+
+def api_key() -> str | None:
+    """SPEC_API_KEY, so that a server's key need not stand in a command line."""
+    return os.environ.get("SPEC_API_KEY") or None

@@ -1,0 +1,177 @@
+"""Runs prompts and adds up what the rounds say: for `spec benchmark` and `spec eval`."""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spec_core import Cap, Pair, Sampling, Stats, StatsMeter, generate
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One generation.
+
+    Attributes:
+        tokens: Emitted ids.
+        stats: Its figures.
+        rounds: (drafts sent, drafts accepted, cut by a stop) of each round after the prefill.
+    """
+
+    tokens: tuple[int, ...]
+    stats: Stats
+    rounds: tuple[tuple[int, int, bool], ...]
+
+
+def run_once(
+    pair: Pair, ids: Sequence[int], *, max_tokens: int, sampling: Sampling, cap: Cap | None
+) -> Run:
+    """Generate from one prompt and keep its figures."""
+    meter, tokens, rounds = StatsMeter(), [], []
+    for round_ in generate(pair, ids, max_tokens=max_tokens, sampling=sampling, cap=cap):
+        meter.add(round_)
+        tokens += round_.tokens
+        if round_.kind != "prefill":
+            rounds.append((round_.n_drafted, round_.n_accepted, round_.truncated))
+    return Run(tuple(tokens), meter.result(), tuple(rounds))
+
+
+@dataclass(slots=True)
+class Tally:
+    """Acceptance over many runs of one task."""
+
+    n_prompts: int = 0
+    n_tokens: int = 0
+    n_rounds: int = 0
+    kept: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+
+    def add(self, run: Run) -> None:
+        """Count one run; a last round that a stop cut short is left out."""
+        self.n_prompts += 1
+        self.n_tokens += len(run.tokens)
+        for n_drafted, n_accepted, cut in run.rounds:
+            if cut:
+                continue
+            self.n_rounds += 1
+            self.kept += n_accepted + 1
+            while len(self.drafted_at) < n_drafted:
+                self.drafted_at.append(0)
+                self.accepted_at.append(0)
+            for i in range(n_drafted):
+                self.drafted_at[i] += 1
+                self.accepted_at[i] += i < n_accepted
+
+    def figures(self) -> dict[str, Any]:
+        """Acceptance length, rate, and both by position."""
+        drafted, accepted = sum(self.drafted_at), sum(self.accepted_at)
+        return {
+            "prompts": self.n_prompts,
+            "tokens": self.n_tokens,
+            "rounds": self.n_rounds,
+            "acceptance_length": self.kept / self.n_rounds if self.n_rounds else 1.0,
+            "acceptance_rate": accepted / drafted if drafted else 0.0,
+            "accepted_by_position": [
+                a / d for a, d in zip(self.accepted_at, self.drafted_at, strict=True)
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One mode of a benchmark.
+
+    Attributes:
+        mode: Its name; "baseline" is what the others are compared with.
+        pair: Ready to generate.
+        make_cap: A fresh cap for each generation; None leaves it to the loop.
+    """
+
+    mode: str
+    pair: Pair
+    make_cap: Callable[[], Cap | None]
+
+
+def race(
+    lanes: Sequence[Lane],
+    prompts: dict[str, list[list[int]]],
+    *,
+    trials: int,
+    max_tokens: int,
+    sampling: Sampling,
+    on_step: Callable[[int, int], None],
+) -> list[dict[str, Any]]:
+    """Every mode on every prompt, interleaved, `trials` times after a warm-up.
+
+    Args:
+        lanes: The first one must be the baseline.
+        prompts: Task -> ids of its prompts.
+        trials: Timed repetitions.
+        max_tokens: Per generation.
+        sampling: For all modes alike.
+        on_step: Called with (generations done, generations in all).
+
+    Returns:
+        One row per mode and task, with the keys of `spec benchmark --json`.
+    """
+    for lane in lanes:  # compile kernels, touch every weight
+        first = next(iter(prompts.values()))[0]
+        run_once(lane.pair, first, max_tokens=8, sampling=sampling, cap=lane.make_cap())
+    total = trials * len(lanes) * sum(len(p) for p in prompts.values())
+    done, rows = 0, []
+    for task, many in prompts.items():
+        runs: dict[str, list[list[Run]]] = {lane.mode: [] for lane in lanes}
+        for trial in range(trials):
+            for lane in lanes:
+                runs[lane.mode].append([])
+            for n, ids in enumerate(many):
+                for lane in _rotated(lanes, trial + n):
+                    runs[lane.mode][-1].append(
+                        run_once(
+                            lane.pair,
+                            ids,
+                            max_tokens=max_tokens,
+                            sampling=sampling,
+                            cap=lane.make_cap(),
+                        )
+                    )
+                    done += 1
+                    on_step(done, total)
+        rows += [_row(lane.mode, task, runs[lane.mode], runs[lanes[0].mode]) for lane in lanes]
+    return rows
+
+
+def _rotated(lanes: Sequence[Lane], by: int) -> Iterable[Lane]:
+    shift = by % len(lanes)
+    return [*lanes[shift:], *lanes[:shift]]
+
+
+def _row(mode: str, task: str, runs: list[list[Run]], baseline: list[list[Run]]) -> dict[str, Any]:
+    speeds = [_speed(trial) for trial in runs]
+    ratios = [_speed(a) / _speed(b) for a, b in zip(runs, baseline, strict=True)]
+    tally = Tally()
+    for run in runs[0]:
+        tally.add(run)
+    same = all(
+        a.tokens == b.tokens
+        for trial, other in zip(runs, baseline, strict=True)
+        for a, b in zip(trial, other, strict=True)
+    )
+    return {
+        "mode": mode,
+        "prompts": task,
+        "tokens_per_second": statistics.median(speeds),
+        "speedup": statistics.median(ratios),
+        "acceptance_length": tally.figures()["acceptance_length"],
+        "identical": same,
+        "near_ties": sum(run.stats.near_ties for run in runs[0]),
+        "trials": len(runs),
+    }
+
+
+def _speed(trial: list[Run]) -> float:
+    """Decoded tokens per second over all prompts of a trial, the prefill left out."""
+    seconds = sum(run.stats.decode_s for run in trial)
+    tokens = sum(max(run.stats.n_tokens - 1, 0) for run in trial)
+    return tokens / seconds if seconds > 0 else 0.0

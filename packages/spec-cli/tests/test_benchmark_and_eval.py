@@ -1,0 +1,111 @@
+import json
+
+import pytest
+
+from spec_cli.measure import Run, Tally
+from spec_cli.prompts import BUNDLED, read_prompts
+from spec_core import SpecError, StatsMeter
+
+
+@pytest.fixture
+def prompt_file(tmp_path):
+    rows = [
+        {"id": "a", "task": "one", "prompt": "Count: 1 2 3 1 2 3 1 2"},
+        {"id": "b", "task": "two", "messages": [{"role": "user", "content": "Hello."}]},
+        {"id": "c", "task": "two", "prompt_ids": [5, 6, 7, 5, 6]},
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    return path
+
+
+def test_benchmark_races_lookup_against_baseline(spec, tiny_folder, prompt_file):
+    code, out, err = spec(
+        "benchmark", "--model", tiny_folder, "--mode", "lookup", "--prompts", prompt_file,
+        "--max-tokens", 16, "--trials", 2, "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    report = json.loads(out)
+    assert set(report) == {"machine", "model", "drafter", "settings", "rows"}
+    assert [(r["prompts"], r["mode"]) for r in report["rows"]] == [
+        ("one", "baseline"), ("one", "lookup"), ("two", "baseline"), ("two", "lookup"),
+    ]  # fmt: skip
+    for row in report["rows"]:
+        assert row["identical"] is True and row["trials"] == 2 and row["tokens_per_second"] > 0
+        assert row["speedup"] == 1.0 or row["mode"] == "lookup"
+
+
+def test_benchmark_prints_a_table(spec, tiny_folder, prompt_file):
+    code, out, _ = spec(
+        "benchmark", "--model", tiny_folder, "--mode", "lookup", "--prompts", prompt_file,
+        "--set", "two", "--limit", 1, "--max-tokens", 4, "--trials", 1,
+    )  # fmt: skip
+    assert code == 0 and "speed-up" in out and "lookup" in out and "one" not in out
+
+
+def test_eval_reports_every_task(spec, tiny_folder, prompt_file):
+    code, out, err = spec(
+        "eval",
+        prompt_file,
+        "--model",
+        tiny_folder,
+        "--mode",
+        "lookup",
+        "--max-tokens",
+        32,
+        "--json",
+    )
+    assert code == 0, err
+    report = json.loads(out)
+    assert set(report["tasks"]) == {"one", "two"} and report["tasks"]["two"]["prompts"] == 2
+    lengths = [t["acceptance_length"] for t in report["tasks"].values()]
+    assert report["mean_acceptance_length"] == pytest.approx(sum(lengths) / 2)
+    code, out, _ = spec("eval", prompt_file, "--model", tiny_folder, "--max-tokens", 4)
+    assert code == 0 and "tokens a round" in out
+
+
+def test_a_tally_leaves_out_a_round_cut_short():
+    tally = Tally()
+    stats = StatsMeter().result()
+    tally.add(Run((1, 2, 3, 4, 5), stats, ((4, 4, False), (4, 1, False), (2, 2, True))))
+    figures = tally.figures()
+    assert figures["rounds"] == 2 and figures["acceptance_length"] == 3.5
+    assert figures["accepted_by_position"] == [1.0, 0.5, 0.5, 0.5]
+    assert figures["acceptance_rate"] == 5 / 8
+
+
+def test_the_bundled_sets_hold_six_prompts_each():
+    by_task = {}
+    for prompt in read_prompts(BUNDLED):
+        by_task.setdefault(prompt.task, []).append(prompt.id)
+    assert {task: len(ids) for task, ids in by_task.items()} == dict.fromkeys(
+        ("chat", "code", "math", "copy"), 6
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "must hold at least one prompt"),
+        ("{", 'line 1 must be a JSON object'),
+        ("[1]", "must be a JSON object, got list"),
+        ('{"id": "x"}', 'must have "prompt" (text)'),
+        ('{"prompt": " "}', 'must have "prompt" (text)'),
+        ('{"messages": [{"role": "user"}]}', 'must have "prompt" (text)'),
+        ('{"prompt_ids": [1, true]}', 'must have "prompt" (text)'),
+    ],
+)  # fmt: skip
+def test_prompt_files_are_checked_line_by_line(tmp_path, content, message):
+    path = tmp_path / "p.jsonl"
+    path.write_text(content)
+    with pytest.raises(SpecError) as error:
+        read_prompts(path)
+    assert message in str(error.value)
+
+
+def test_bad_arguments_end_in_a_short_message(spec, tiny_folder, prompt_file, tmp_path):
+    common = ("--model", tiny_folder, "--prompts", prompt_file)
+    assert spec("benchmark", *common, "--set", "three")[0] == 2
+    assert spec("benchmark", *common, "--trials", "0")[0] == 2
+    code, _, err = spec("eval", tmp_path / "none.jsonl", "--model", tiny_folder)
+    assert code == 1 and "must be a readable text file" in err

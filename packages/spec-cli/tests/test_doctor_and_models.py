@@ -1,0 +1,40 @@
+import json
+
+import spec_demo
+from spec_cli.commands import doctor as doctor_module
+
+
+def test_doctor_names_machine_versions_and_no_problem(spec):
+    code, out, err = spec("doctor", "--json")
+    report = json.loads(out)
+    assert code == 0 and report["problems"] == [] and err == ""
+    assert report["machine"]["backend"] in ("cpu", "cuda", "metal")
+    assert all(report["versions"].values())
+    code, out, _ = spec("doctor")
+    assert code == 0 and "no problems found" in out and "mlx-lm" in out
+
+
+def test_doctor_exits_1_when_something_is_missing(spec, monkeypatch):
+    monkeypatch.setattr(doctor_module, "_PACKAGES", ("mlx", "no-such-package"))
+    code, out, _ = spec("doctor")
+    assert code == 1 and 'problem: "no-such-package" is not installed.' in out
+
+
+def test_doctor_says_which_blas_runs(spec, monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libopenblas.so.0")
+    assert doctor_module._blas() == "openblas"
+    monkeypatch.setenv("LD_PRELOAD", "")
+    assert doctor_module._blas() == "reference"
+
+
+def test_models_lists_the_embedded_default_and_what_was_converted(spec, tmp_path):
+    folder = tmp_path / "cache" / "converted" / "thing-123"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "mystery"}')
+    code, out, _ = spec("models", "--json")
+    found = {m["name"]: m for m in json.loads(out)["on_disk"]}
+    assert code == 0
+    assert found[spec_demo.NAME]["runs"] is True and found[spec_demo.NAME]["where"] == "embedded"
+    assert found["thing-123"]["runs"] is False and found["thing-123"]["model_type"] == "mystery"
+    code, out, _ = spec("models")
+    assert code == 0 and "thing-123" in out

@@ -1,0 +1,433 @@
+"""The only loop: draft, verify, accept, commit; yields a Round each time.
+
+One device read a round: the accepted count, the next token, the drafts and their confidence come
+over together.
+Plain steps are pipelined: the next one is enqueued before the current token is read. Streaming,
+stop handling, statistics and serving consume rounds; nothing reaches in here.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from spec_core.accept import accept_greedy, accept_residual
+from spec_core.cap import FixedCap
+from spec_core.errors import NumericsError, SpecError
+from spec_core.guide import Guide
+from spec_core.host import floats_as_ints, host_ints, ints_as_floats
+from spec_core.pair import Pair
+from spec_core.protocols import Cache, Cap
+from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_row, target_probs
+from spec_core.text import TextStream
+from spec_core.types import Acceptance, Draft, FinishReason, Round, RoundKind, TargetOutput
+
+NO_DRAFTS = Draft(mx.array([], mx.int32), source="target")  # data, so any thread may read it
+_HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts, then their confidence
+
+
+def generate(
+    pair: Pair,
+    prompt: str | Sequence[int],
+    *,
+    max_tokens: int = 256,
+    sampling: Sampling | None = None,
+    cap: Cap | None = None,
+    stop_ids: Sequence[int] | None = None,
+    stop_strings: Sequence[str] = (),
+    cache: Cache | None = None,
+    prefill_chunk: int = 2048,
+    on_prefill: Callable[[int, int], None] | None = None,
+    with_logits: bool = False,
+    guide: Guide | None = None,
+) -> Iterator[Round]:
+    """Continue a prompt; yields committed rounds until a stop or the token limit.
+
+    Args:
+        pair: Target, drafter and tokenizer.
+        prompt: Ids, or text if the pair has a tokenizer (encoded as it stands, no chat template).
+        max_tokens: Most tokens to emit, at least 1; fewer when the target's context ends first.
+        sampling: Settings; greedy without.
+        cap: How many drafts to verify a round; the drafter's whole block without. Ignored when the
+            pair has no drafter.
+        stop_ids: Ids that end the text; the tokenizer's without.
+        stop_strings: Strings that end the text, cut just before them; need a tokenizer.
+        cache: A cache of this target that already holds the first `cache.offset` ids of the prompt
+            (and a drafter that has observed exactly those). A new one without.
+        prefill_chunk: Prompt ids per forward; chunks end at multiples of it.
+        on_prefill: Called with (ids done, ids in all) after each chunk.
+        with_logits: Keep each round's target logits on it.
+        guide: Restricts or reweights what may be drawn, such as a grammar.
+
+    Yields:
+        Rounds. The first one carries the token drawn from the prompt's logits.
+
+    Raises:
+        SpecError: the prompt is empty, too long, or holds an id outside the vocabulary.
+        NumericsError: the target's logits are not numbers.
+        ValueError: a setting is outside its range.
+    """
+    request = Request(
+        pair, prompt, max_tokens, sampling or Sampling(), stop_ids, stop_strings, prefill_chunk
+    )
+    run = Run(request, cap, cache, with_logits, guide)
+    return run.rounds(on_prefill)
+
+
+class Request:
+    """The checked request: what to continue, how to draw, when to end."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        prompt: str | Sequence[int],
+        max_tokens: int,
+        sampling: Sampling,
+        stop_ids: Sequence[int] | None,
+        stop_strings: Sequence[str],
+        prefill_chunk: int,
+    ) -> None:
+        tokenizer = pair.tokenizer
+        if isinstance(prompt, str):
+            if tokenizer is None:
+                raise SpecError("[generate] A text prompt needs a tokenizer. Pass ids instead.")
+            prompt = tokenizer.encode(prompt)
+        self.pair = pair
+        self.prompt = [int(token) for token in prompt]
+        self.sampling = sampling
+        self.prefill_chunk = prefill_chunk
+        self.max_tokens = min(max_tokens, _room(pair, self.prompt))
+        if max_tokens < 1:
+            raise ValueError(f"[generate] max_tokens must be >= 1, got {max_tokens}.")
+        if prefill_chunk < 1:
+            raise ValueError(f"[generate] prefill_chunk must be >= 1, got {prefill_chunk}.")
+        if stop_ids is None:
+            stop_ids = tuple(tokenizer.stop_ids) if tokenizer is not None else ()
+        self.stop_ids = frozenset(stop_ids)
+        self.text: TextStream | None = None
+        if tokenizer is not None:
+            self.text = TextStream(tokenizer.decode, stop_strings, self.prompt[-4:])
+        elif stop_strings:
+            raise SpecError("[generate] Stop strings need a tokenizer. Use stop_ids instead.")
+
+
+def _room(pair: Pair, prompt: list[int]) -> int:
+    """Tokens that can follow the prompt; refuses a prompt that cannot be continued."""
+    target = pair.target
+    if not prompt:
+        raise SpecError("[generate] The prompt must hold at least one token, got none.")
+    wrong = next((t for t in prompt if not 0 <= t < target.vocab_size), None)
+    if wrong is not None:
+        raise SpecError(
+            f"[generate] Prompt ids must be in 0..{target.vocab_size - 1}, got {wrong}. "
+            "Encode the prompt with the target's own tokenizer."
+        )
+    if target.context_length is None:
+        return 2**63
+    room = target.context_length - len(prompt)
+    if room < 1:
+        raise SpecError(
+            f"[generate] The prompt must be shorter than the model's context of "
+            f"{target.context_length} tokens, got {len(prompt)}. Shorten it."
+        )
+    return room
+
+
+@dataclass(slots=True)
+class Step:
+    """A target forward whose outcome has not been read yet."""
+
+    draft: Draft
+    output: TargetOutput
+    outcome: Acceptance
+    packed: mx.array  # (_HEADER + K,) int32, or (_HEADER + 2K,) with confidence
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A step as the host reads it, cut at a stop or the limit."""
+
+    tokens: list[int]
+    text: str
+    reason: FinishReason | None
+    drafts: list[int]
+    n_accepted: int
+    near_ties: int
+    confidence: tuple[float, ...] | None = None
+
+
+class Run:
+    """One generation: the mutable state between rounds."""
+
+    def __init__(
+        self,
+        request: Request,
+        cap: Cap | None,
+        cache: Cache | None,
+        with_logits: bool,
+        guide: Guide | None = None,
+    ) -> None:
+        self.request = request
+        self.target = request.pair.target
+        self.drafter = request.pair.drafter
+        self.taps = self.drafter.taps if self.drafter is not None else ()
+        max_draft = self.drafter.max_draft if self.drafter is not None else 0
+        if self.drafter is None or cap is None:
+            cap = FixedCap(max_draft)
+        self.cap = cap
+        self.asked: int | None = None  # what the cap said for the next round
+        self.max_draft = max_draft
+        self.cache = cache if cache is not None else self.target.make_cache()
+        if cache is None and self.drafter is not None:
+            self.drafter.reset()
+        self.with_logits = with_logits
+        self.guide = guide
+        self.may_pipeline = guide is None or guide.fixed
+        self.pipelined = self.may_pipeline
+        self.in_flight = False  # a plain step has been enqueued ahead of the round handed out
+        self.n_emitted = 0
+        self.anchor = -1
+        self.handed_out = time.perf_counter()
+        self.keys = random.Random(request.sampling.seed)
+        self.seen: Seen | None = None
+        if request.sampling.penalised:
+            vocab = self.target.vocab_size
+            counts = count_tokens(mx.array(request.prompt, mx.int32), vocab)
+            self.seen = Seen(prompt=counts, answer=mx.zeros((vocab,)))
+
+    # -- the rounds ------------------------------------------------------------------------------
+
+    def rounds(self, on_prefill: Callable[[int, int], None] | None) -> Iterator[Round]:
+        """All rounds, the first one included."""
+        try:
+            for first in self.prefill():
+                if on_prefill is not None:
+                    on_prefill(self.cache.offset, len(self.request.prompt))
+                if first is None:
+                    continue
+                self.cap.observe(first)
+                yield first
+                if first.finish_reason is None:
+                    yield from self.decode()
+        finally:
+            self.close()
+
+    def decode(self) -> Iterator[Round]:
+        """The rounds after the first one."""
+        done = False
+        while not done:
+            cap = self.take_cap()
+            for round_ in self.plain_steps() if cap < 1 else self.one_round(cap):
+                self.cap.observe(round_)
+                done = round_.finish_reason is not None
+                yield round_
+
+    def close(self) -> None:
+        """Abandon a block that is still open."""
+        if self.cache.is_open:
+            self.target.commit(self.cache, 0)
+
+    def prefill(self) -> Iterator[Round | None]:
+        """Forward the prompt chunk by chunk; yields None between chunks and the first round."""
+        prompt, size = self.request.prompt, self.request.prefill_chunk
+        start = self.cache.offset
+        if start >= len(prompt):
+            raise SpecError(
+                f"[generate] At least one prompt id must be left to forward, got a cache of "
+                f"{start} for {len(prompt)}. Roll the cache back by one."
+            )
+        while True:
+            end = min((start // size + 1) * size, len(prompt))
+            chunk = prompt[start:end]
+            output = self.target.prefill(chunk, self.cache, taps=self.taps)
+            if self.drafter is not None:
+                self.drafter.observe(chunk, output)
+            if end == len(prompt):
+                break
+            yield None
+            start = end
+        yield self.finish(self.decide(NO_DRAFTS, output), "prefill")
+
+    def one_round(self, cap: int) -> Iterator[Round]:
+        """Draft, verify, accept, commit. Without a draft this is a plain step."""
+        draft = self.propose(cap)
+        step = self.enqueue(mx.array([self.anchor], mx.int32), draft)
+        yield self.finish(step, "verify" if draft.n_drafted else "plain", cap=cap)
+
+    def propose(self, cap: int) -> Draft:
+        """Ask the drafter for at most `cap` tokens, at least 1."""
+        assert self.drafter is not None
+        sampling = self.request.sampling
+        draft = self.drafter.draft(self.anchor, cap, sampling=sampling, key=self.next_key())
+        if draft.n_drafted > cap:
+            raise ValueError(
+                f'[draft] Drafter "{self.drafter.name}" must propose at most {cap} tokens, '
+                f"got {draft.n_drafted}."
+            )
+        return draft
+
+    def plain_steps(self) -> Iterator[Round]:
+        """Steps of one row, each enqueued before the one before it is read."""
+        step = self.enqueue(mx.array([self.anchor], mx.int32), NO_DRAFTS)
+        while True:
+            following = None
+            if self.pipelined and self.n_left > 1 and min(self.ask_cap(), self.max_draft) < 1:
+                self.asked = None
+                self.target.commit(self.cache, 1)
+                following = self.enqueue(step.outcome.next_token[None], NO_DRAFTS)
+            round_ = self.finish(step, "plain", committed=following is not None)
+            self.in_flight = following is not None and round_.finish_reason is None
+            yield round_
+            if following is None or round_.finish_reason is not None:
+                return
+            step = following
+
+    # -- parts of a round ------------------------------------------------------------------------
+
+    @property
+    def n_left(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.request.max_tokens - self.n_emitted
+
+    def ask_cap(self) -> int:
+        """The cap for the next round; asked once, also when it ends a run of plain steps."""
+        if self.asked is None:
+            self.asked = self.cap.next()
+        return self.asked
+
+    def take_cap(self) -> int:
+        """How many drafts the round that begins now may hold."""
+        cap = min(self.ask_cap(), self.max_draft, self.n_left - 1)
+        self.asked = None
+        return cap
+
+    def next_key(self) -> mx.array:
+        """Fresh randomness; made on the host, so that no chain of splits grows on the device."""
+        return mx.random.key(self.keys.getrandbits(63))
+
+    def enqueue(self, anchor_row: mx.array, draft: Draft) -> Step:
+        """Verify the anchor and a draft, decide, and start computing."""
+        block = anchor_row
+        if draft.n_drafted:
+            # MLX does not check bounds; the accept rule refuses what is clipped here.
+            drafts = mx.clip(draft.tokens, 0, self.target.vocab_size - 1).astype(mx.int32)
+            block = mx.concatenate([anchor_row, drafts])  # (K + 1,)
+        output = self.target.verify(block, self.cache, taps=self.taps)
+        step = self.decide(draft, output)
+        mx.async_eval(step.packed)
+        return step
+
+    def decide(self, draft: Draft, output: TargetOutput) -> Step:
+        """The accept rule on the target's settings, packed for one read."""
+        sampling, logits = self.request.sampling, output.logits
+        if self.seen is not None:
+            seen = seen_by_row(self.seen, draft.tokens)
+            logits = penalise(logits, sampling, seen)
+        if self.guide is not None:
+            # sync: a grammar walks the drafts on the host; a fixed bias does not look at them
+            drafts = [] if self.guide.fixed else host_ints(draft.tokens)
+            logits = logits.astype(mx.float32) + self.guide.bias(drafts)
+        if sampling.greedy:
+            outcome = accept_greedy(logits, draft.tokens, output.logits.dtype)
+        else:
+            probs = target_probs(logits, sampling)
+            outcome = accept_residual(probs, draft.tokens, draft.probs, self.next_key())
+        if self.seen is not None and draft.n_drafted == 0:
+            # Known before the read, so that pipelined steps see it; blocks add theirs in finish().
+            counts = self.seen.answer.at[outcome.next_token].add(1.0)
+            self.seen = Seen(self.seen.prompt, counts)
+        # A row without NaN whose best logit is finite has a distribution; -inf masks a token.
+        sound = mx.isfinite(logits.max(axis=-1)) & ~mx.isnan(logits).any(axis=-1)
+        n_bad = mx.cumsum((~sound).astype(mx.int32))
+        header = [outcome.n_accepted, outcome.next_token, outcome.near_ties]
+        header.append(n_bad[outcome.n_accepted])
+        parts = [mx.stack(header), draft.tokens.astype(mx.int32)]
+        if draft.confidence is not None:
+            parts.append(floats_as_ints(draft.confidence))
+        return Step(draft, output, outcome, mx.concatenate(parts))
+
+    def finish(
+        self, step: Step, kind: RoundKind, *, cap: int = 0, committed: bool = False
+    ) -> Round:
+        """Read the outcome, cut at a stop, commit, let the drafter observe."""
+        outcome = self.choose(step, host_ints(step.packed))  # sync: the one read of the round
+        if kind != "prefill" and not committed:
+            self.target.commit(self.cache, len(outcome.tokens))
+        return self.record(step, outcome, kind, cap)
+
+    def choose(self, step: Step, values: list[int]) -> Outcome:
+        """What the packed values say, cut at a stop."""
+        n_accepted, next_token, near_ties, n_bad = values[:_HEADER]
+        if n_bad:
+            raise NumericsError(
+                "[generate] The target's logits must be numbers, got NaN or infinity. The "
+                "weights, the compute type or a penalty overflow; no token was taken from them."
+            )
+        n_drafted, confidence = step.draft.n_drafted, None
+        drafts = values[_HEADER : _HEADER + n_drafted]
+        if step.draft.confidence is not None:
+            confidence = ints_as_floats(values[_HEADER + n_drafted :])
+        tokens, text, reason = self.cut([*drafts[:n_accepted], next_token])
+        return Outcome(tokens, text, reason, drafts, n_accepted, near_ties, confidence)
+
+    def record(self, step: Step, outcome: Outcome, kind: RoundKind, cap: int = 0) -> Round:
+        """After the commit: let the drafter observe, count, and make the round."""
+        tokens, drafts = outcome.tokens, outcome.drafts
+        n_keep = len(tokens)
+        if kind != "prefill":
+            self.observe(step, [self.anchor, *drafts], n_keep)
+        if self.guide is not None:
+            self.guide.advance(tokens)
+        if self.seen is not None and drafts:
+            counts = self.seen.answer.at[mx.array(tokens, mx.int32)].add(1.0)
+            self.seen = Seen(self.seen.prompt, counts)
+        self.anchor = tokens[-1]
+        self.n_emitted += n_keep
+        now = time.perf_counter()
+        elapsed_s, self.handed_out = now - self.handed_out, now
+        return Round(
+            tokens=tuple(tokens),
+            text=outcome.text,
+            kind=kind,
+            n_drafted=step.draft.n_drafted,
+            n_accepted=outcome.n_accepted,
+            source=step.draft.source,
+            near_ties=outcome.near_ties,
+            elapsed_s=elapsed_s,
+            finish_reason=outcome.reason,
+            logits=step.output.logits[:n_keep] if self.with_logits else None,
+            offset=self.cache.offset,
+            cap=cap,
+            confidence=outcome.confidence,
+        )
+
+    def observe(self, step: Step, block: list[int], n_keep: int) -> None:
+        """Show the drafter the rows that were kept."""
+        if self.drafter is None:
+            return
+        output = step.output
+        kept = TargetOutput(output.logits[:n_keep], tuple(t[:n_keep] for t in output.taps))
+        self.drafter.observe(block[:n_keep], kept)
+
+    def cut(self, tokens: list[int]) -> tuple[list[int], str, FinishReason | None]:
+        """Keep tokens up to a stop; returns (kept ids, final text, reason).
+
+        The cap leaves room for the token after the drafts, so there are never more than n_left.
+        """
+        request, stream, text = self.request, self.request.text, ""
+        for n, token in enumerate(tokens, 1):
+            if token in request.stop_ids:
+                return tokens[:n], text + (stream.finish() if stream else ""), "stop"
+            if stream is not None:
+                text += stream.push(token)
+                if stream.stopped:
+                    return tokens[:n], text, "stop"
+        if len(tokens) < self.n_left:
+            return tokens, text, None
+        if stream is not None:
+            text += stream.finish()
+            if stream.stopped:
+                return tokens, text, "stop"
+        return tokens, text, "length"

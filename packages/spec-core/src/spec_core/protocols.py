@@ -1,0 +1,206 @@
+"""The whole contract: what a target, a drafter and a cap must offer. Nothing to inherit.
+
+This is the one page a plugin author reads. `spec_core.testing` holds `check_target` and
+`check_drafter`, which test an implementation against it. A target keeps no state between calls:
+everything that belongs to one sequence lives in the cache that `make_cache` returned, so one target
+serves many sequences. A drafter serves one sequence at a time.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import mlx.core as mx
+
+from spec_core.sampling import Sampling
+from spec_core.types import Draft, Round, TargetOutput
+
+
+class Cache(Protocol):
+    """One sequence's state in a target. Only the target that made it may change it."""
+
+    @property
+    def offset(self) -> int:
+        """Number of committed tokens, N; rows of an open block are not counted."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """True between `verify` and `commit`."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        ...
+
+
+@runtime_checkable
+class Target(Protocol):
+    """The model whose distribution is reproduced exactly."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the width of the logits."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the width of the residual stream that taps see."""
+        ...
+
+    @property
+    def n_layers(self) -> int:
+        """Number of decoder layers, in the count that tap ids use."""
+        ...
+
+    @property
+    def context_length(self) -> int | None:
+        """Most positions the model was made for, or None where it has no limit."""
+        ...
+
+    @property
+    def tap_refusal(self) -> str | None:
+        """None when layers can be tapped faithfully, else the reason why not."""
+        ...
+
+    @property
+    def exact_refusal(self) -> str | None:
+        """None when a row's bits do not depend on the rows beside it, else the op that fails."""
+        ...
+
+    def make_cache(self) -> Any:
+        """A new, empty `Cache`."""
+        ...
+
+    def prefill(
+        self, tokens: Sequence[int], cache: Any, *, taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Append one chunk of the prompt to the cache.
+
+        The cache is evaluated; the logits are lazy and cost nothing unless they are read.
+
+        Args:
+            tokens: At least one id.
+            cache: Not open.
+            taps: Layers to record, ascending, 0-based (output of that layer).
+
+        Returns:
+            Logits of the last row, shape (1, V), and taps for every row of the chunk.
+        """
+        ...
+
+    def verify(self, block: mx.array, cache: Any, *, taps: Sequence[int] = ()) -> TargetOutput:
+        """Forward a block `[anchor, d1..dk]` and leave it open. Evaluates nothing.
+
+        Args:
+            block: Shape (T,), int32, T >= 1; may be unevaluated.
+            cache: Not open; a second verify before `commit` raises StateError.
+            taps: As in `prefill`.
+
+        Returns:
+            Logits of shape (T, V): row i is the distribution after block[i].
+        """
+        ...
+
+    def commit(self, cache: Any, n_keep: int) -> None:
+        """Close the open block and keep its first `n_keep` rows; the rest leaves no trace.
+
+        Keeping 0 rows abandons the block, as after a stop or an error.
+
+        Raises:
+            StateError: no block is open.
+            ValueError: n_keep is outside 0..T.
+        """
+        ...
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Rows of the raw embedding table, no scaling: (T,) -> (T, H)."""
+        ...
+
+    def unembed(self, hidden: mx.array) -> mx.array:
+        """The raw head, no final norm, multiplier or softcap: (T, H) -> (T, V)."""
+        ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes what follows the anchor. Keeps its own context of committed rows."""
+
+    @property
+    def name(self) -> str:
+        """The mode it implements, such as "lookup"; the default source of its drafts."""
+        ...
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers it wants to observe, ascending; empty for none."""
+        ...
+
+    @property
+    def max_draft(self) -> int:
+        """Most drafts it can propose in one round."""
+        ...
+
+    def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
+        """Propose at most `cap` tokens to follow the anchor. Reads nothing from the device.
+
+        Args:
+            anchor: The newest emitted token; not observed yet.
+            cap: At least 1.
+            sampling: The request's settings. At temperature 0 drafts are arg-maxima and `probs` is
+                None; above it `probs` are the distributions the tokens were drawn from.
+            key: Randomness for this round.
+        """
+        ...
+
+    def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
+        """Take in committed rows: ids and, row for row, the taps of the forward that wrote them.
+
+        Called for each prompt chunk, then after each round with `[anchor, accepted...]`; never with
+        rejected drafts, and not with the new anchor.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Forget the sequence; the next call is the first `observe` of another."""
+        ...
+
+    def state(self) -> Any:
+        """A snapshot of the context that later calls do not change, for prefix caching."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Go on from a snapshot that `state` gave."""
+        ...
+
+
+class Cap(Protocol):
+    """How many drafts are worth verifying in the next round."""
+
+    def next(self) -> int:
+        """The cap, at least 0. 0 asks for a plain step, which the loop pipelines.
+
+        Asked once a round; for a plain step before the round ahead of it has been observed.
+        """
+        ...
+
+    def observe(self, round_: Round) -> None:
+        """Learn from a finished round; the first one of a sequence has kind "prefill"."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """What the loop needs to turn a prompt into ids and ids into text."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a text."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ids; a character cut in half appears as U+FFFD. Special tokens give nothing."""
+        ...

@@ -1,0 +1,87 @@
+"""Ids to text as they arrive: no half characters, no part of a stop string. Knows no tokenizer.
+
+A token may hold part of a character, and a stop string may span tokens, so text is held back until
+it can no longer change or turn into a stop string.
+"""
+
+from collections.abc import Callable, Sequence
+
+_PARTIAL = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextStream:
+    """Decodes one answer token by token and looks for stop strings.
+
+    Args:
+        decode: Ids to text; a character cut in half appears as U+FFFD.
+        stop_strings: Non-empty strings that end the text, or one alone; the text is cut just before
+            the first.
+        prompt_tail: Ids just before the answer, so that a tokenizer that treats the first token of
+            a text differently (a leading space) sees the answer in its place.
+
+    Raises:
+        ValueError: a stop string is empty.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop_strings: Sequence[str] = (),
+        prompt_tail: Sequence[int] = (),
+    ) -> None:
+        if isinstance(stop_strings, str):
+            stop_strings = (stop_strings,)
+        if any(not stop for stop in stop_strings):
+            raise ValueError("[stop] A stop string must have at least one character, got ''.")
+        self._decode = decode
+        self._stops = tuple(stop_strings)
+        self._ids = list(prompt_tail)
+        self._start = 0  # decode from here: enough context to render the newest tokens
+        self._read = len(self._ids)  # text of the ids before this one has been taken
+        self._held: str = ""
+        self.stopped = False
+        self.stopped_by: str | None = None  # the stop string that ended the text
+
+    def push(self, token: int) -> str:
+        """Add one token; returns text that became final. Sets `stopped` at a stop string."""
+        self._ids.append(token)
+        text = self._new_text()
+        return self._release(text) if text else ""
+
+    def finish(self) -> str:
+        """The text still held back, after the last token; a half character becomes U+FFFD."""
+        if self.stopped:
+            return ""
+        text = self._release(self._new_text(final=True))
+        held, self._held = self._held, ""
+        return text if self.stopped else text + held
+
+    def _new_text(self, *, final: bool = False) -> str:
+        before = self._decode(self._ids[self._start : self._read])
+        now = self._decode(self._ids[self._start :])
+        # A run of bytes that form no character is held too: its end may still become one.
+        partial = now.endswith(_PARTIAL) and not final
+        if len(now) <= len(before) or partial:
+            return ""
+        self._start, self._read = self._read, len(self._ids)
+        return now[len(before) :]
+
+    def _release(self, text: str) -> str:
+        text = self._held + text
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            at, self.stopped_by = min(found)
+            self.stopped, self._held = True, ""
+            return text[:at]
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        cut = len(text) - keep
+        self._held = text[cut:]
+        return text[:cut]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    for n in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0

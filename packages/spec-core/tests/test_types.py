@@ -1,0 +1,28 @@
+import dataclasses
+
+import mlx.core as mx
+import pytest
+
+from spec_core import Draft, Round
+
+
+def a_round(tokens: tuple[int, ...], n_accepted: int) -> Round:
+    return Round(tokens, "", "verify", 4, n_accepted, "toy", 0, 0.1, None)
+
+
+def test_a_draft_knows_its_length_without_reading_the_device():
+    assert Draft(mx.zeros((0,), mx.int32)).n_drafted == 0
+    assert Draft(mx.zeros((5,), mx.int32)).n_drafted == 5
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "n_accepted", "truncated"),
+    [(1, 0, False), (4, 3, False), (3, 3, True), (1, 4, True)],
+)
+def test_a_round_is_truncated_when_it_emits_less_than_it_accepted(n_tokens, n_accepted, truncated):
+    assert a_round((1,) * n_tokens, n_accepted).truncated is truncated
+
+
+def test_rounds_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        a_round((1,), 0).text = "x"  # pyright: ignore[reportAttributeAccessIssue]

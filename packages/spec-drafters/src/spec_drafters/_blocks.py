@@ -1,0 +1,230 @@
+"""The body that all block heads share: projected taps as context, one forward over a block.
+
+Taps of committed rows become keys and values of every layer once; a block `[anchor, mask, ...]`
+attends to them and to itself and leaves nothing behind. Knows nothing about what is done with the
+hidden rows.
+
+References:
+    DFlash: arXiv:2602.06036, section 3.
+"""
+
+import math
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from spec_core import LoadError, Target
+from spec_drafters._context import ContextCache, ContextState
+from spec_drafters._fit import check_taps, rounded_to_bf16
+from spec_drafters._head import HeadConfig, LayerView
+from spec_drafters._layers import (
+    Layer,
+    attend,
+    gated_mlp,
+    layer_step,
+    load_layers,
+    split_kv,
+    value_rows,
+)
+from spec_drafters._linear import Matrix
+from spec_drafters._rope import Rotation
+from spec_drafters._vocab import check_width
+from spec_drafters._weights import Weights
+
+BodyState = tuple[ContextState, ...]
+
+
+class BlockBody:
+    """A loaded body and the context of one sequence.
+
+    Args:
+        head: The head.
+        weights: Its tensors; takes what belongs to the body.
+        target: Lends its embedding table if the head has none.
+        window: Context rows that a bidirectional full-attention layer sees; 0 for all.
+
+    Raises:
+        LoadError: a tensor is missing or does not fit.
+    """
+
+    def __init__(
+        self, head: HeadConfig, weights: Weights, target: Target, *, window: int = 4096
+    ) -> None:
+        body = head.backbone
+        self.head = head
+        self._dtype = weights.dtype
+        self._target = target
+        self._embedding: Matrix | None = None
+        if weights.has("embed_tokens.weight"):
+            self._embedding = weights.matrix("embed_tokens", target.vocab_size, body.hidden_size)
+        else:
+            weights.leave("embed_tokens")
+            check_width(head.family, "embed_tokens", body.hidden_size, target)
+        n_in = len(head.taps) * head.target_hidden_size
+        self._fc = weights.matrix("fc", body.hidden_size, n_in)
+        self._hidden_norm = self._norm(weights, "hidden_norm.weight")
+        self._layers, self._joint_kv = load_layers(weights, head)
+        self._k_norms = mx.stack([layer.k_norm for layer in self._layers])  # (L, hd)
+        self._final_norm = self._norm(weights, "norm.weight")
+        self._rotation = Rotation(body.rope, body.head_dim)
+        self._scale = _embedding_scale(head)
+        self._log_snr = _log_snr_rows(weights, head)
+        self._caches = [
+            ContextCache(_rows_kept(view, window), head.block_size) for view in body.views
+        ]
+        self._unflushed = False
+
+    @property
+    def n_rows(self) -> int:
+        """N, committed rows observed."""
+        return self._caches[0].n_rows
+
+    def observe(self, taps: Sequence[mx.array]) -> None:
+        """Append committed rows: one tap of shape (M, H_target) per tapped layer."""
+        if self._unflushed:
+            # Writes of an earlier call that no draft has read; done by now, so this is in place.
+            mx.async_eval([a for cache in self._caches for a in cache.arrays])
+        rows = self._context_rows(mx.concatenate(list(taps), axis=-1).astype(self._dtype))
+        mx.async_eval(rows)
+        # The writes themselves stay in the graph until the next draft or observe: MLX writes in
+        # place only into a buffer that no running computation holds.
+        for cache, (keys, values) in zip(self._caches, rows, strict=True):
+            cache.append(keys, values)
+        self._unflushed = True
+
+    def hidden(self, anchor: int, n_rows: int) -> mx.array:
+        """Forward the block `[anchor, mask, ...]` and return its final normed rows, (n_rows, H)."""
+        self._unflushed = False
+        head, body = self.head, self.head.backbone
+        ids = mx.array([anchor] + [head.mask_id] * (n_rows - 1), mx.int32)
+        h = self._embed(ids)
+        position = self.n_rows
+        masks: dict[LayerView, mx.array | str | None] = {}
+        for layer, view, cache in zip(self._layers, body.views, self._caches, strict=True):
+            if view not in masks:
+                masks[view] = _mask(view, cache, n_rows)
+            h = self._layer(layer, h, position, cache, masks[view])
+        return mx.fast.rms_norm(h, self._final_norm, body.eps)
+
+    def reset(self) -> None:
+        """Forget the context."""
+        for cache in self._caches:
+            cache.reset()
+
+    def state(self) -> BodyState:
+        """A snapshot of the context."""
+        return tuple(cache.state() for cache in self._caches)
+
+    def restore(self, state: BodyState) -> None:
+        """Go on from a snapshot."""
+        for cache, part in zip(self._caches, state, strict=True):
+            cache.restore(part)
+
+    def _norm(self, weights: Weights, name: str) -> mx.array:
+        body = self.head.backbone
+        return weights.array(name, (body.hidden_size,)) + body.norm_offset
+
+    def _embed(self, ids: mx.array) -> mx.array:
+        if self._embedding is not None:
+            rows = self._embedding.lookup(ids)
+        else:
+            rows = self._target.embed(ids)
+        rows = rows.astype(self._dtype)
+        if self._scale != 1.0:
+            rows = rows * self._scale
+        return rows if self._log_snr is None else rows + self._log_snr[: ids.shape[0]]
+
+    def _context_rows(self, taps: mx.array) -> list[tuple[mx.array, mx.array]]:
+        """Keys and values of M committed rows for every layer, (1, n_kv, M, hd) each."""
+        body = self.head.backbone
+        context = mx.fast.rms_norm(self._fc(taps), self._hidden_norm, body.eps)  # (M, H)
+        n_rows, n_layers = context.shape[0], len(self._layers)
+        if self._joint_kv is not None:
+            y = self._joint_kv(context).reshape(n_rows, n_layers, -1)
+        else:
+            y = mx.stack([layer.kv(context) for layer in self._layers], axis=1)
+        keys, values = split_kv(y, body.n_kv_heads, body.head_dim)  # (M, L, n_kv, hd)
+        values = value_rows(keys, values, body.eps, body.kind == "gemma4")
+        keys = mx.fast.rms_norm(keys, None, body.eps) * self._k_norms[:, None, :]
+        keys = self._rotation(keys.transpose(1, 2, 0, 3), self.n_rows)  # (L, n_kv, M, hd)
+        values = values.transpose(1, 2, 0, 3)
+        return [(keys[i : i + 1], values[i : i + 1]) for i in range(n_layers)]
+
+    def _layer(
+        self,
+        layer: Layer,
+        h: mx.array,
+        position: int,
+        cache: ContextCache,
+        mask: mx.array | str | None,
+    ) -> mx.array:
+        body = self.head.backbone
+
+        def attention(x: mx.array) -> mx.array:
+            return attend(layer, body, self._rotation, x, position, cache.with_block, mask)
+
+        def mlp(x: mx.array) -> mx.array:
+            return gated_mlp(layer.gate_up, layer.down, x, gemma=body.kind == "gemma4")
+
+        return layer_step(layer, body, h, attention, mlp)
+
+
+def _rows_kept(view: LayerView, window: int) -> int | None:
+    """Context rows of a layer: its own window; the draft window where it looks both ways."""
+    if view.window is not None:
+        return view.window
+    return None if view.causal else window or None
+
+
+def _mask(view: LayerView, cache: ContextCache, n_rows: int) -> mx.array | str | None:
+    """Which keys each block row sees: None for all, "causal", or (B, n_used + B) bool."""
+    start = cache.n_rows
+    if view.window is None or start + n_rows <= view.window:
+        return "causal" if view.causal and n_rows > 1 else None
+    block = start + mx.arange(n_rows)
+    keys, queries = mx.concatenate([cache.positions(), block])[None, :], block[:, None]
+    seen = keys > queries - view.window
+    return seen & (keys <= queries) if view.causal else seen | (keys >= start)
+
+
+def _embedding_scale(head: HeadConfig) -> float:
+    """The factor of embedding rows; gemma rounds its square root of H to bf16."""
+    if head.backbone.kind != "gemma4":
+        return head.embed_scale
+    return rounded_to_bf16(head.embed_scale)
+
+
+def _log_snr_rows(weights: Weights, head: HeadConfig) -> mx.array | None:
+    """What log-SNR conditioning adds to the rows of a block, (B, H): the same every round."""
+    if head.log_snr is None:
+        return None
+    low, high = head.log_snr
+    width = head.backbone.hidden_size
+    first = weights.array("log_snr_embed.fc1.weight", (width, 128), dtype=mx.float32)
+    first_bias = weights.array("log_snr_embed.fc1.bias", (width,), dtype=mx.float32)
+    second = weights.array("log_snr_embed.fc2.weight", (width, width), dtype=mx.float32)
+    second_bias = weights.array("log_snr_embed.fc2.bias", (width,), dtype=mx.float32)
+    # The anchor is free of noise (log-SNR at its maximum), the masks are all noise.
+    snr = [high] + [low] * (head.block_size - 1)
+    times = mx.array([1000 * (x - low) / (high - low) for x in snr])[:, None]
+    frequencies = mx.array([math.exp(-math.log(10000) * i / 64) for i in range(64)])
+    angles = times * frequencies
+    features = mx.concatenate([mx.sin(angles), mx.cos(angles)], axis=1)  # (B, 128)
+    inner = features @ first.T + first_bias
+    rows = (inner * mx.sigmoid(inner)) @ second.T + second_bias
+    return rows.astype(weights.dtype)
+
+
+def check_fit(head: HeadConfig, target: Target) -> None:
+    """Refuse a head that was made for another target.
+
+    Raises:
+        LoadError: depth, width or vocabulary differ, or the target cannot be tapped.
+    """
+    where = head.family
+    check_taps(where, head.taps, head.n_target_layers, target)
+    if head.vocab_size is not None and head.vocab_size != target.vocab_size:
+        raise LoadError(
+            f"[{where}] Drafter and target must share a vocabulary, got {head.vocab_size} and "
+            f"{target.vocab_size} tokens. Use the drafter made for this target."
+        )

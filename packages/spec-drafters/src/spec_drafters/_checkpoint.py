@@ -1,0 +1,80 @@
+"""An opened drafter checkpoint: its config, its tensors under canonical names, and its kind."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from spec_core import LoadError, Target
+from spec_drafters._files import read_config, read_tensors
+from spec_drafters._head import HeadConfig
+from spec_drafters._packaging import read_block_head
+from spec_drafters._weights import Weights
+
+# Needed in training only.
+IGNORED = ("t2d", "verifier_lm_head.", "verifier_norm.", "mask_embedding")
+_PREFIXES = ("model.", "logit_head.")
+_RENAMED = {
+    "encoder.fc.weight": "fc.weight",
+    "encoder.output_norm_enc.weight": "hidden_norm.weight",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a drafter folder holds.
+
+    Attributes:
+        path: The folder.
+        config: config.json.
+        tensors: By canonical name; data is read when it is first used.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    tensors: dict[str, mx.array]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each tensor, as stored."""
+        return {name: tuple(array.shape) for name, array in self.tensors.items()}
+
+    def weights(self, where: str, bits: int, dtype: mx.Dtype) -> Weights:
+        """The tensors, ready to be taken one by one."""
+        quantization = self.config.get("quantization") or {}
+        return Weights(
+            where,
+            self.tensors,
+            bits=bits,
+            dtype=dtype,
+            packed_group_size=int(quantization.get("group_size", 64)),
+            ignored=IGNORED,
+        )
+
+
+def open_checkpoint(path: Path | str) -> Checkpoint:
+    """Open a drafter folder; reads the config and the tensors' headers.
+
+    Raises:
+        LoadError: the folder does not hold a checkpoint.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise LoadError(
+            f'[load] A drafter must be a folder, got "{folder}". Pass the folder that holds '
+            "config.json and the weights."
+        )
+    tensors = {_canonical(name): array for name, array in read_tensors(folder).items()}
+    return Checkpoint(folder, read_config(folder), tensors)
+
+
+def read_head(checkpoint: Checkpoint, target: Target) -> HeadConfig:
+    """The block head that a checkpoint holds."""
+    return read_block_head(checkpoint.config, checkpoint.shapes, target.hidden_size)
+
+
+def _canonical(name: str) -> str:
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return _RENAMED.get(name, name)

@@ -1,0 +1,251 @@
+"""One decoder layer of a block head, loaded and applied; the variants of all lineages.
+
+References:
+    Qwen3 and Gemma 4 decoder layers as in Hugging Face transformers; the dynamic convolution of
+    DFlash 2 (Inco AI and z-lab, 2026, blog).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from spec_drafters._head import Backbone, HeadConfig
+from spec_drafters._linear import Matrix, stack, stackable
+from spec_drafters._rope import Rotation
+from spec_drafters._weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicConv:
+    """A short causal convolution over the rows of a block, its kernel partly made by the input.
+
+    Attributes:
+        base: Shape (2, taps, H); side 0 is applied to the input, side 1 to the output.
+        projection: (2 * taps * groups) x H.
+        group_size: Channels that share a dynamic coefficient.
+    """
+
+    base: mx.array
+    projection: Matrix
+    group_size: int
+
+    def kernels(self, normed: mx.array) -> mx.array:
+        """Coefficients from the sublayer's normed input: (B, H) -> (2, taps, B, H)."""
+        _, n_taps, width = self.base.shape
+        made = self.projection(normed).reshape(-1, 2, n_taps, width // self.group_size)
+        made = mx.repeat(made, self.group_size, axis=-1)  # (B, 2, taps, H)
+        return self.base[:, :, None, :] + made.transpose(1, 2, 0, 3)
+
+    @staticmethod
+    def apply(kernel: mx.array, x: mx.array) -> mx.array:
+        """Convolve (B, H) with (taps, B, H); rows before the block are zero."""
+        total = kernel[0] * x
+        for back in range(1, min(kernel.shape[0], x.shape[0])):
+            shifted = mx.pad(x[:-back], [(back, 0), (0, 0)])
+            total = total + kernel[back] * shifted
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of one layer.
+
+    Attributes:
+        q: Query projection (a gate beside each head in the gated fork).
+        kv: Key rows, then value rows; key rows alone where values are the raw keys.
+        o: Output projection.
+        gate_up: Gate rows, then up rows.
+        down: Down projection.
+        input_norm: (H,), before attention.
+        post_norm: (H,), before the MLP (qwen3) or after attention (gemma4).
+        q_norm: (head_dim,).
+        k_norm: (head_dim,).
+        pre_mlp_norm: (H,), gemma4 only.
+        post_mlp_norm: (H,), gemma4 only.
+        scalar: (1,), gemma4 only.
+        sinks: (n_heads,), where the head has them.
+        attention_conv: DFlash 2 only.
+        mlp_conv: DFlash 2 only.
+    """
+
+    q: Matrix
+    kv: Matrix
+    o: Matrix
+    gate_up: Matrix
+    down: Matrix
+    input_norm: mx.array
+    post_norm: mx.array
+    q_norm: mx.array
+    k_norm: mx.array
+    pre_mlp_norm: mx.array | None = None
+    post_mlp_norm: mx.array | None = None
+    scalar: mx.array | None = None
+    sinks: mx.array | None = None
+    attention_conv: DynamicConv | None = None
+    mlp_conv: DynamicConv | None = None
+
+
+def load_layers(weights: Weights, head: HeadConfig) -> tuple[list[Layer], Matrix | None]:
+    """All layers, and their key and value rows as one matrix (None where packings differ).
+
+    The layers' own `kv` are slices of the joint matrix, so nothing is held twice.
+    """
+    body = head.backbone
+    n_layers = len(body.views)
+    parts = [_kv_parts(weights, f"layers.{i}.self_attn", body) for i in range(n_layers)]
+    joint: Matrix | None = None
+    if stackable([m for pair in parts for m in pair]):
+        joint = stack([m for pair in parts for m in pair])
+        mx.eval(joint.arrays)
+        step = joint.n_out // n_layers
+        kvs = [joint.slice(i * step, (i + 1) * step) for i in range(n_layers)]
+    else:
+        kvs = [stack(pair) for pair in parts]
+    return [_load_layer(weights, i, head, kv) for i, kv in enumerate(kvs)], joint
+
+
+def _kv_parts(weights: Weights, prefix: str, body: Backbone) -> list[Matrix]:
+    n_rows = body.n_kv_heads * body.head_dim
+    parts = [weights.matrix(f"{prefix}.k_proj", n_rows, body.hidden_size)]
+    if body.kind == "qwen3" or weights.has(f"{prefix}.v_proj.weight"):
+        parts.append(weights.matrix(f"{prefix}.v_proj", n_rows, body.hidden_size))
+    return parts
+
+
+def _load_layer(weights: Weights, i: int, head: HeadConfig, kv: Matrix) -> Layer:
+    body, p = head.backbone, f"layers.{i}"
+    width, n_q = body.hidden_size, body.n_heads * body.head_dim
+    inner = body.intermediate_size
+    gemma = body.kind == "gemma4"
+    gate = weights.matrix(f"{p}.mlp.gate_proj", inner, width)
+    up = weights.matrix(f"{p}.mlp.up_proj", inner, width)
+
+    def norm(name: str, size: int = width) -> mx.array:
+        return weights.array(f"{p}.{name}.weight", (size,)) + body.norm_offset
+
+    def conv(name: str) -> DynamicConv | None:
+        if head.conv is None:
+            return None
+        n_taps, group = head.conv
+        n_out = 2 * n_taps * (width // group)
+        return DynamicConv(
+            weights.array(f"{p}.{name}.base_kernel", (2, n_taps, width)),
+            weights.matrix(f"{p}.{name}.kernel_projection", n_out, width),
+            group,
+        )
+
+    return Layer(
+        q=weights.matrix(f"{p}.self_attn.q_proj", n_q * (2 if body.gated_query else 1), width),
+        kv=kv,
+        o=weights.matrix(f"{p}.self_attn.o_proj", width, n_q),
+        gate_up=stack([gate, up]),
+        down=weights.matrix(f"{p}.mlp.down_proj", width, inner),
+        input_norm=norm("input_layernorm"),
+        post_norm=norm("post_attention_layernorm"),
+        q_norm=norm("self_attn.q_norm", body.head_dim),
+        k_norm=norm("self_attn.k_norm", body.head_dim),
+        pre_mlp_norm=norm("pre_feedforward_layernorm") if gemma else None,
+        post_mlp_norm=norm("post_feedforward_layernorm") if gemma else None,
+        scalar=weights.array(f"{p}.layer_scalar", (1,)) if gemma else None,
+        sinks=(
+            weights.array(f"{p}.self_attn.attention_sink_bias", (body.n_heads,))
+            if body.sinks
+            else None
+        ),
+        attention_conv=conv("attention_conv"),
+        mlp_conv=conv("mlp_conv"),
+    )
+
+
+def split_kv(y: mx.array, n_kv: int, head_dim: int) -> tuple[mx.array, mx.array | None]:
+    """Keys and values out of a `kv` projection, (..., n_kv, hd) each; values may be absent."""
+    rows = y.reshape(*y.shape[:-1], -1, n_kv, head_dim)
+    return rows[..., 0, :, :], rows[..., 1, :, :] if rows.shape[-3] == 2 else None
+
+
+def value_rows(keys: mx.array, values: mx.array | None, eps: float, gemma: bool) -> mx.array:
+    """Values as attention reads them; gemma4 norms the raw values (or keys) without weight."""
+    raw = keys if values is None else values
+    return mx.fast.rms_norm(raw, None, eps) if gemma else raw
+
+
+KeysValues = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]
+Sublayer = Callable[[mx.array], mx.array]
+
+
+def layer_step(
+    layer: Layer, body: Backbone, h: mx.array, attention: Sublayer, mlp: Sublayer
+) -> mx.array:
+    """Norms, residuals and convolutions around the two sublayers: (B, H) -> (B, H)."""
+    eps = body.eps
+    a = _convolved(layer.attention_conv, mx.fast.rms_norm(h, layer.input_norm, eps), attention)
+    if body.kind == "qwen3":
+        h = h + a
+        return h + _convolved(layer.mlp_conv, mx.fast.rms_norm(h, layer.post_norm, eps), mlp)
+    assert layer.scalar is not None
+    h = h + mx.fast.rms_norm(a, layer.post_norm, eps)
+    m = mlp(mx.fast.rms_norm(h, layer.pre_mlp_norm, eps))
+    return (h + mx.fast.rms_norm(m, layer.post_mlp_norm, eps)) * layer.scalar
+
+
+def _convolved(conv: DynamicConv | None, normed: mx.array, sublayer: Sublayer) -> mx.array:
+    """A sublayer between its two convolutions; both use what the normed input makes."""
+    if conv is None:
+        return sublayer(normed)
+    before, after = conv.kernels(normed)
+    return conv.apply(after, sublayer(conv.apply(before, normed)))
+
+
+def attend(
+    layer: Layer,
+    body: Backbone,
+    rotation: Rotation,
+    normed: mx.array,
+    position: int,
+    keys_values: KeysValues,
+    mask: mx.array | str | None,
+) -> mx.array:
+    """Attention of block rows over the context and themselves: (B, H) -> (B, H).
+
+    Args:
+        layer: Weights.
+        body: Sizes.
+        rotation: Rotary positions.
+        normed: Normed rows, shape (B, H).
+        position: Absolute position of the first row.
+        keys_values: Puts the block's keys and values behind the context's.
+        mask: As `mx.fast.scaled_dot_product_attention` takes it.
+    """
+    n_rows, hd = normed.shape[0], body.head_dim
+    gemma = body.kind == "gemma4"
+    q, gate = layer.q(normed), None
+    if body.gated_query:
+        pairs = q.reshape(n_rows, body.n_heads, 2, hd)
+        q, gate = pairs[:, :, 0], pairs[:, :, 1].reshape(n_rows, -1)
+    k, v = split_kv(layer.kv(normed), body.n_kv_heads, hd)
+    v = value_rows(k, v, body.eps, gemma)
+    q = mx.fast.rms_norm(q.reshape(n_rows, body.n_heads, hd), layer.q_norm, body.eps)
+    k = mx.fast.rms_norm(k, layer.k_norm, body.eps)
+    q, k, v = (x.transpose(1, 0, 2)[None] for x in (q, k, v))  # (1, heads, B, hd)
+    keys, values = keys_values(rotation(k, position), v)
+    out = mx.fast.scaled_dot_product_attention(
+        rotation(q, position),
+        keys,
+        values,
+        scale=1.0 if gemma else hd**-0.5,
+        mask=mask,
+        sinks=layer.sinks,
+    )
+    out = out[0].transpose(1, 0, 2).reshape(n_rows, -1)  # (B, n_heads * hd)
+    return layer.o(out if gate is None else out * mx.sigmoid(gate))
+
+
+def gated_mlp(gate_up: Matrix, down: Matrix, normed: mx.array, *, gemma: bool) -> mx.array:
+    """The gated MLP, with silu or gemma's gelu: (B, H) -> (B, H)."""
+    gate, up = mx.split(gate_up(normed), 2, axis=-1)
+    return down((_gelu_tanh(gate) if gemma else gate * mx.sigmoid(gate)) * up)
+
+
+def _gelu_tanh(x: mx.array) -> mx.array:
+    return 0.5 * x * (1 + mx.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))

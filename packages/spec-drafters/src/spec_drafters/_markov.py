@@ -1,0 +1,114 @@
+"""The sequential part of DSpark: a low-rank bias from the token before, and its confidence.
+
+References:
+    DSpark, DeepSpec release: vanilla, gated and recurrent Markov heads over W2 W1[previous].
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from spec_drafters._head import HeadConfig
+from spec_drafters._linear import Matrix
+from spec_drafters._weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class MarkovHead:
+    """Weights of the Markov head.
+
+    Attributes:
+        kind: "vanilla", "gated" or "rnn".
+        before: V x r table, indexed by target ids.
+        after: r -> Vd.
+        mixer: The gate's or the recurrence's projection; None for vanilla.
+        rank: r.
+    """
+
+    kind: str
+    before: Matrix
+    after: Matrix
+    mixer: Matrix | None
+    rank: int
+
+    def bias(
+        self, embedded: mx.array, hidden: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """The bias of one slot, and the state for the next.
+
+        Args:
+            embedded: W1[previous token], shape (1, r).
+            hidden: The slot's final normed row, shape (1, H).
+            state: Recurrent state, shape (1, r); zeros at the first slot.
+
+        Returns:
+            Bias of shape (1, Vd), state of shape (1, r).
+        """
+        if self.mixer is None:
+            return self.after(embedded), state
+        if self.kind == "gated":
+            gate = mx.sigmoid(self.mixer(mx.concatenate([hidden, embedded], axis=-1)))
+            return self.after(gate * embedded), state
+        mixed = self.mixer(mx.concatenate([state, embedded, hidden], axis=-1))
+        gate, candidate, out = mx.split(mixed, 3, axis=-1)
+        keep = mx.sigmoid(gate)
+        state = keep * state + (1 - keep) * mx.tanh(candidate)
+        return self.after(mx.tanh(out)), state
+
+
+def load_markov(weights: Weights, head: HeadConfig, vocab_size: int, n_draft: int) -> MarkovHead:
+    """Take the Markov head's tensors; the rank comes from their shape."""
+    _, rank = weights.matrix_shape("markov_head.markov_w2")
+    width = head.backbone.hidden_size
+    mixer = None
+    if head.markov == "gated":
+        mixer = weights.matrix("markov_head.gate_proj", rank, width + rank)
+    elif head.markov == "rnn":
+        mixer = weights.matrix("markov_head.joint_proj", 3 * rank, 2 * rank + width)
+    return MarkovHead(
+        kind=head.markov or "vanilla",
+        before=weights.matrix("markov_head.markov_w1", vocab_size, rank),
+        after=weights.matrix("markov_head.markov_w2", n_draft, rank),
+        mixer=mixer,
+        rank=rank,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ConfidenceHead:
+    """Probability that a draft is accepted, from what its slot knew before it was drawn.
+
+    Attributes:
+        weight: Shape (H,) or (H + r,), float32.
+        bias: Shape (), float32.
+        with_markov: The second half reads W1 of the token before.
+    """
+
+    weight: mx.array
+    bias: mx.array
+    with_markov: bool
+
+    def __call__(self, hidden: mx.array, embedded: mx.array | None) -> mx.array:
+        """Confidence per slot: (K, H), (K, r) -> (K,) float32."""
+        x = hidden.astype(mx.float32)
+        if self.with_markov and embedded is not None:
+            x = mx.concatenate([x, embedded.astype(mx.float32)], axis=-1)
+        return mx.sigmoid((x * self.weight).sum(axis=-1) + self.bias)
+
+
+def load_confidence(weights: Weights, head: HeadConfig, rank: int) -> ConfidenceHead | None:
+    """Take the confidence head if the checkpoint holds one; its width says what it reads."""
+    name = "confidence_head.proj"
+    if not weights.has(f"{name}.weight"):
+        return None
+    width = head.backbone.hidden_size
+    n_in = 1
+    for n in weights.shape(f"{name}.weight"):
+        n_in *= n
+    with_markov = n_in != width
+    n_in = width + rank if with_markov else width
+    bias = mx.array(0.0)
+    if weights.has(f"{name}.bias"):
+        bias = weights.array(f"{name}.bias", (), dtype=mx.float32)
+    weight = weights.array(f"{name}.weight", (n_in,), dtype=mx.float32)
+    return ConfidenceHead(weight, bias, with_markov)

@@ -1,0 +1,166 @@
+"""Rotary positions in the variants that heads were trained with.
+
+References:
+    RoPE: Su et al. 2021, arXiv:2104.09864. YaRN: Peng et al. 2023, arXiv:2309.00071, section 3.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from spec_core import LoadError
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """YaRN's settings; names as in `rope_parameters`.
+
+    Attributes:
+        factor: Context extension.
+        original: Positions of the model before the extension.
+        beta_fast: Rotations above which a pair keeps its frequency.
+        beta_slow: Rotations below which a pair is slowed down by `factor`.
+        attention_factor: Multiplies cos and sin; None is 0.1 ln(factor) + 1.
+    """
+
+    factor: float
+    original: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """How queries and keys are rotated.
+
+    Attributes:
+        theta: Base of the frequencies.
+        dims: Leading dimensions of a head that take part.
+        interleaved: Pairs are (2j, 2j + 1) instead of (j, j + dims / 2).
+        n_pairs: Only this many pairs turn ("proportional"); None turns all.
+        yarn: Context extension, or None.
+    """
+
+    theta: float
+    dims: int
+    interleaved: bool = False
+    n_pairs: int | None = None
+    yarn: Yarn | None = None
+
+
+class Rotation:
+    """Applies a `Rope` to rows at consecutive positions.
+
+    Args:
+        rope: The variant.
+        head_dim: Width of a head.
+    """
+
+    def __init__(self, rope: Rope, head_dim: int) -> None:
+        self._rope = rope
+        self._periods = _periods(rope)
+        self._gain: mx.array | None = None
+        if rope.yarn is not None:
+            gain = rope.yarn.attention_factor
+            if gain is None:
+                gain = 0.1 * math.log(rope.yarn.factor) + 1.0 if rope.yarn.factor > 1 else 1.0
+            self._gain = mx.array([gain] * rope.dims + [1.0] * (head_dim - rope.dims))
+
+    def __call__(self, x: mx.array, offset: int) -> mx.array:
+        """Rotate (..., T, head_dim), whose first row is at position `offset`."""
+        if self._gain is not None:
+            x = x * self._gain.astype(x.dtype)  # the same as scaling cos and sin
+        return mx.fast.rope(
+            x,
+            self._rope.dims,
+            traditional=self._rope.interleaved,
+            base=None if self._periods is not None else self._rope.theta,
+            scale=1.0,
+            offset=offset,
+            freqs=self._periods,
+        )
+
+
+def _periods(rope: Rope) -> mx.array | None:
+    """Reciprocal frequencies, shape (dims / 2,); None where the plain ones hold."""
+    half = rope.dims // 2
+    plain = [rope.theta ** (2 * j / rope.dims) for j in range(half)]
+    if rope.n_pairs is not None:
+        return mx.array([p if j < rope.n_pairs else math.inf for j, p in enumerate(plain)])
+    if rope.yarn is None:
+        return None
+    yarn = rope.yarn
+
+    def pair_at(rotations: float) -> float:
+        """Index of the pair that turns this often over the original context."""
+        ratio = yarn.original / (rotations * 2 * math.pi)
+        return rope.dims * math.log(ratio) / (2 * math.log(rope.theta))
+
+    low = max(math.floor(pair_at(yarn.beta_fast)), 0)
+    high = min(math.ceil(pair_at(yarn.beta_slow)), rope.dims - 1)
+    width = (high - low) or 0.001
+    periods: list[float] = []
+    for j, period in enumerate(plain):
+        slow = min(max((j - low) / width, 0.0), 1.0)
+        frequency = slow / (yarn.factor * period) + (1 - slow) / period
+        periods.append(1 / frequency)
+    return mx.array(periods)
+
+
+def read_rope(
+    config: Mapping[str, Any],
+    head_dim: int,
+    *,
+    default_theta: float,
+    partial: float = 1.0,
+    interleaved: bool = False,
+    where: str,
+) -> Rope:
+    """The rope of a backbone config: `rope_parameters`, `rope_scaling` or plain `rope_theta`.
+
+    Args:
+        config: The backbone's config.
+        head_dim: Width of a head.
+        default_theta: Base when the config names none.
+        partial: Share of the head that turns, where the packaging honours one.
+        interleaved: Pairing, where the packaging says so.
+        where: Family name that opens messages.
+
+    Raises:
+        LoadError: a rope type that is not known.
+    """
+    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    nested = [v for v in parameters.values() if isinstance(v, Mapping)]
+    if nested:  # one entry per layer type; trainers use the sliding one for all layers
+        parameters = dict(parameters.get("sliding_attention") or nested[0])
+    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or default_theta)
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    dims = int(head_dim * partial)
+    if kind in ("default", "proportional", "mrope", None):
+        return Rope(theta, dims, interleaved)
+    if kind == "linear" and float(parameters.get("factor", 1.0)) == 1.0:
+        return Rope(theta, dims, interleaved)
+    if kind == "yarn":
+        original = parameters.get("original_max_position_embeddings")
+        if original is None:
+            raise LoadError(
+                f'[{where}] YaRN needs "original_max_position_embeddings", got none in the '
+                "checkpoint's rope settings. Add it to config.json."
+            )
+        gain = parameters.get("attention_factor")
+        yarn = Yarn(
+            float(parameters["factor"]),
+            int(original),
+            float(parameters.get("beta_fast") or 32.0),
+            float(parameters.get("beta_slow") or 1.0),
+            None if gain is None else float(gain),
+        )
+        return Rope(theta, dims, interleaved, yarn=yarn)
+    raise LoadError(
+        f'[{where}] The rope type must be "default" or "yarn", got "{kind}". '
+        "Use another drafter for this target."
+    )

@@ -1,0 +1,43 @@
+"""DFlash: one forward over `[anchor, mask, ...]` drafts every slot at once, each on its own.
+
+Borrows the target's embedding table and head; slots know nothing of each other's tokens, so a
+sampled draft is one independent draw per slot. Knows nothing about the model behind.
+
+References:
+    DFlash, "Block Diffusion for Flash Speculative Decoding": arXiv:2602.06036.
+"""
+
+from typing import ClassVar
+
+import mlx.core as mx
+
+from spec_core import Draft, Sampling, target_probs
+from spec_core.sampling import draw
+from spec_drafters._block_drafter import BlockDrafter
+from spec_drafters._head import Family
+from spec_drafters._vocab import soft_capped
+
+
+class DFlashDrafter(BlockDrafter):
+    """A DFlash head beside its target; arguments as `BlockDrafter` takes them."""
+
+    name = "dflash"
+    family: ClassVar[Family] = "dflash"
+
+    def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
+        """Forward a block, take each slot's best token or draw from its distribution."""
+        logits = self._logits(self._hidden(anchor, min(cap, self.max_draft)))
+        vocab = self._output.vocab
+        if sampling.greedy:
+            drafted = mx.argmax(logits, axis=-1).astype(mx.int32)
+            return Draft(vocab.to_target(drafted), source=self.name)
+        probs = target_probs(logits, self._settings(sampling))
+        tokens = vocab.to_target(draw(probs, key))
+        return Draft(tokens, vocab.spread(probs), source=self.name)
+
+    def _logits(self, hidden: mx.array) -> mx.array:
+        """Draft logits with the output transform that the head declares: (K, H) -> (K, Vd)."""
+        logits = self._output(hidden)
+        if self.head.draft_multiplier != 1.0:
+            logits = logits * self.head.draft_multiplier
+        return soft_capped(logits, self.head.draft_softcap)

@@ -1,0 +1,276 @@
+"""An mlx-lm model behind the contract of spec-core: prefill, verify, commit, embed, unembed.
+
+Knows nothing about drafts or sampling. A model family says where its parts are (`families`), a
+cache entry says how it rolls back (`rollback`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from spec_core import LoadError, StateError, TargetOutput
+from spec_kernels import Installed
+from spec_targets import batching
+from spec_targets.batching import BatchCache
+from spec_targets.exactness import find_inexact_op, find_inexact_width
+from spec_targets.families import Family
+from spec_targets.forward import Forward, Pass
+from spec_targets.quantised import check_kv_bits, group_size_for, pack_entry, refuse_unreadable
+from spec_targets.rollback import Rollback, replace_entry, rollback_for
+from spec_targets.snapshot import FrozenCache, freeze_entry
+
+_PROBE_IDS = (1, 2, 3)
+
+
+@dataclass(slots=True)
+class TargetCache:
+    """One sequence's state: the model's cache entries and how each rolls back."""
+
+    entries: list[Any]
+    rollbacks: list[Rollback]
+    offset: int = 0
+    n_open: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """True between `verify` and `commit`."""
+        return self.n_open > 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        return sum(entry.nbytes for entry in self.entries)
+
+
+class MlxTarget:
+    """A loaded mlx-lm model as target.
+
+    Args:
+        model: An mlx-lm model in evaluation mode.
+        family: Where its parts are.
+        model_type: The checkpoint's `model_type`, for messages.
+        context_length: Most positions the model was made for, or None.
+        n_heads: Query heads of an attention layer, for the exactness probe.
+        kv_bits: Hold growing keys and values in 4 or 8 bits, from the first token; None for the
+            model's own type.
+
+    Raises:
+        LoadError: the family does not reproduce the model's own logits, a cache entry cannot be
+            rolled back, or its attention cannot read packed keys.
+        ValueError: kv_bits is neither 4 nor 8.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        family: Family,
+        model_type: str,
+        context_length: int | None = None,
+        n_heads: int = 1,
+        kv_bits: int | None = None,
+    ) -> None:
+        if kv_bits is not None:
+            check_kv_bits(kv_bits)
+        self.model = model
+        self.model_type = model_type
+        self.context_length = context_length
+        self.kv_bits: int | None = None
+        self.kernels: Installed | None = None  # set by load_target
+        self._kv_group_size = 0
+        self._family = family
+        self._n_heads = n_heads
+        self._embedding: Any = family.embedding(model)
+        ids = mx.array(_PROBE_IDS, mx.int32)
+        own = model(ids[None], cache=make_prompt_cache(model))[0]  # (T, V), before any change
+        mx.eval(own)
+        family.prepare(model)
+        self._forward = Forward(model, family)
+        self.n_layers = self._forward.taps.n_layers
+        self.hidden_size = self.embed(ids).shape[-1]
+        self.vocab_size = own.shape[-1]
+        entries = self.make_cache().entries
+        self.tap_refusal = self._probe(ids, own, entries)
+        if kv_bits is not None:
+            self._kv_group_size = group_size_for(entries, model_type)
+            self.kv_bits = kv_bits
+            refuse_unreadable(model, self.make_cache().entries, ids, model_type)
+        self._exact: tuple[str | None] | None = None
+        self._batch: tuple[str | None] | None = None
+
+    @property
+    def exact_refusal(self) -> str | None:
+        """The op whose rows depend on their number, or None; measured at the first use."""
+        if self._exact is None:
+            cache = self.make_cache()
+            self.prefill(_PROBE_IDS, cache)
+            refusal = find_inexact_op(self.model, cache.entries, self._n_heads)
+            self._exact = (refusal or find_inexact_width(self),)
+        return self._exact[0]
+
+    def make_cache(self) -> TargetCache:
+        """A new, empty cache."""
+        entries = [replace_entry(entry) for entry in make_prompt_cache(self.model)]
+        if self.kv_bits is not None:
+            entries = [pack_entry(entry, self.kv_bits, self._kv_group_size) for entry in entries]
+        rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
+        return TargetCache(entries, rollbacks)
+
+    def prefill(
+        self, tokens: Sequence[int], cache: TargetCache, *, taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Append one chunk of the prompt; only its last row meets the head."""
+        if cache.is_open:
+            raise StateError("[prefill] The open block must be committed first.")
+        done = self._forward(mx.array(list(tokens), mx.int32), cache.entries, taps, last_only=True)
+        cache.offset += len(tokens)
+        mx.eval([entry.state for entry in cache.entries], done.taps)
+        mx.clear_cache()
+        return TargetOutput(done.logits, done.taps)  # logits (1, V), lazy
+
+    def verify(
+        self, block: mx.array, cache: TargetCache, *, taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Forward a block and leave it open."""
+        if cache.is_open:
+            raise StateError(f"[verify] A block of {cache.n_open} rows is open. Call commit first.")
+        for rollback in cache.rollbacks:
+            rollback.open()
+        done = self._forward(block, cache.entries, taps)
+        cache.n_open = block.shape[0]
+        return TargetOutput(done.logits, done.taps)
+
+    def commit(self, cache: TargetCache, n_keep: int) -> None:
+        """Close the open block and keep its first `n_keep` rows."""
+        n_rows = cache.n_open
+        if n_rows == 0:
+            raise StateError("[commit] No block is open. Call verify first.")
+        if not 0 <= n_keep <= n_rows:
+            raise ValueError(
+                f"[commit] n_keep must be 0..{n_rows} for the open block of {n_rows} rows, "
+                f"got {n_keep}."
+            )
+        for rollback in cache.rollbacks:
+            rollback.keep(n_rows, n_keep)
+        cache.offset += n_keep
+        cache.n_open = 0
+
+    # -- states to come back to ------------------------------------------------------------------
+
+    def freeze(self, cache: TargetCache) -> FrozenCache | None:
+        """A copy of a closed cache to go on from later; None for kinds that cannot be copied."""
+        if cache.is_open:
+            raise StateError("[freeze] The open block must be committed first.")
+        frozen = [freeze_entry(entry, cache.offset) for entry in cache.entries]
+        entries = tuple(entry for entry in frozen if entry is not None)
+        if len(entries) < len(frozen):
+            return None
+        copy = FrozenCache(entries, cache.offset)
+        mx.eval(copy.arrays())
+        return copy
+
+    def thaw(self, frozen: FrozenCache, n: int) -> TargetCache:
+        """A live cache that goes on from the first `n` tokens; `frozen.reach(n)` must be n.
+
+        Raises:
+            ValueError: the state cannot go on from there.
+        """
+        if not 0 < n <= frozen.offset or frozen.reach(n) != n:
+            raise ValueError(f"[thaw] n must be a length within reach, got {n}.")
+        entries = [entry.thaw(n) for entry in frozen.entries]
+        mx.eval([entry.state for entry in entries])
+        rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
+        return TargetCache(entries, rollbacks, n)
+
+    # -- several sequences -----------------------------------------------------------------------
+
+    @property
+    def batch_refusal(self) -> str | None:
+        """None when sequences can share a forward, else the reason; tried at the first use."""
+        if self._batch is None:
+            self._batch = (batching.find_batch_refusal(self),)
+        return self._batch[0]
+
+    def join(self, caches: Sequence[Any]) -> BatchCache:
+        """One batch cache of single and batch caches, rows in order; the parts are consumed."""
+        return batching.join(caches)
+
+    def select(self, cache: BatchCache, rows: Sequence[int]) -> BatchCache:
+        """The batch cache cut to some rows, in this order."""
+        return batching.select(cache, rows)
+
+    def extract(self, cache: BatchCache, row: int) -> TargetCache:
+        """A single cache that goes on with one row."""
+        offset = cache.offsets[row]
+        entries = [entry.row(row, offset) for entry in cache.entries]
+        mx.eval([entry.state for entry in entries])
+        rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
+        return TargetCache(entries, rollbacks, offset)
+
+    def verify_rows(
+        self, blocks: mx.array, cache: BatchCache, *, taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Forward blocks (B, T) and leave them open: logits (B, T, V), taps (B, T, H)."""
+        return batching.verify_rows(self._forward_rows, blocks, cache, taps)
+
+    def commit_rows(self, cache: BatchCache, n_keep: Sequence[int]) -> None:
+        """Close the blocks; row b keeps its first `n_keep[b]` positions."""
+        batching.commit_rows(cache, n_keep)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Rows of the raw table: (T,) -> (T, H)."""
+        return self._embedding(tokens)
+
+    def unembed(self, hidden: mx.array) -> mx.array:
+        """The raw head: (T, H) -> (T, V)."""
+        return self._family.raw_head(self.model, hidden)
+
+    def _forward_rows(
+        self, blocks: mx.array, entries: list[Any], taps: Sequence[int]
+    ) -> tuple[mx.array, tuple[mx.array, ...]]:
+        """Ids (B, T) to logits (B, T, V) and taps (B, T, H) each."""
+        return self._forward.rows(blocks, entries, taps)
+
+    def _probe(self, ids: mx.array, own: mx.array, entries: list[Any]) -> str | None:
+        """Compare the watched model with what it said on a tiny input before it was watched.
+
+        Returns:
+            Why layers cannot be tapped, or None.
+        """
+        last = self.n_layers - 1
+        done = self._forward(ids, entries, (last,))
+        if not _close(done.logits, own):
+            raise LoadError(
+                f'[targets] Family "{self.model_type}" must reproduce the model\'s own logits on a '
+                "tiny input, and does not. This checkpoint needs another mlx-lm version."
+            )
+        return self._tap_refusal(done, last)
+
+    def _tap_refusal(self, done: Pass, last: int) -> str | None:
+        """Why a drafter may not read taps or use the raw ends, or None.
+
+        The last layer's output must lead to the backbone's own, and that through the raw head to
+        the model's own arg-maxima (its multiplier and softcap keep the order).
+        """
+        (tap,) = done.taps
+        if tap.shape != done.hidden.shape or not _close(
+            self._family.norm(self.model, tap), done.hidden
+        ):
+            return f"the output of layer {last} does not lead to the model's own hidden states"
+        raw, own = self.unembed(done.hidden), done.logits
+        if (
+            raw.shape != own.shape
+            or not mx.array_equal(mx.argmax(raw, axis=-1), mx.argmax(own, axis=-1)).item()
+        ):
+            return "the raw head does not lead to the model's own arg-maxima"
+        return None
+
+
+def _close(got: mx.array, want: mx.array) -> bool:
+    """Equal up to rounding: 1% of the largest value."""
+    got, want = got.astype(mx.float32), want.astype(mx.float32)
+    close = mx.abs(got - want).max() <= 0.01 * mx.abs(want).max()
+    return bool(close.item())  # sync: once, at load

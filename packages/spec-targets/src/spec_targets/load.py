@@ -1,0 +1,169 @@
+"""From a checkpoint folder to (target, tokenizer). Refuses what it cannot run, with the reason."""
+
+import json
+from difflib import get_close_matches
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.utils import MODEL_REMAPPING, load_model, load_tokenizer
+
+from spec_core import LoadError, registry
+from spec_kernels.installation import Mode
+from spec_targets.acceleration import install_kernels
+from spec_targets.base import MlxTarget
+from spec_targets.families import FAMILIES, Family
+from spec_targets.hub import locate
+from spec_targets.refuse import (
+    ELSEWHERE,
+    refuse_absent_model,
+    refuse_missing_weights,
+    refuse_quantisation,
+    refuse_remote_code,
+)
+from spec_targets.tokenizer import HfTokenizer
+
+
+def load_target(
+    model: str | Path,
+    *,
+    dtype: mx.Dtype | None = None,
+    kv_bits: int | None = None,
+    group: mx.distributed.Group | None = None,
+    kernels: Mode = "auto",
+    exact: bool = False,
+    verdicts: Path | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[MlxTarget, HfTokenizer]:
+    """Load an mlx-lm checkpoint.
+
+    Args:
+        model: A folder with config.json, safetensors and tokenizer files, or a hub id.
+        dtype: Compute type; without it the checkpoint's own, except on the CPU backend, which
+            computes in float32 (its 16-bit quantised matmul accumulates in 16 bits).
+        kv_bits: Hold keys and values in 4 or 8 bits from the first token; see `quantised`.
+        group: Split every layer over these processes, all of which make this call; see `parallel`.
+        kernels: The few-row kernels: "auto", "on" or "off"; see `acceleration`.
+        exact: Install them so that a row's bits do not depend on its neighbours, or refuse.
+        verdicts: File that keeps which kernels win on this device.
+        trust_remote_code: Allow the checkpoint's own Python to run.
+
+    Raises:
+        LoadError: the folder is not a checkpoint this package can run.
+    """
+    folder = locate(model)
+    config = read_config(folder)
+    refuse_remote_code(folder, config, trust_remote_code)
+    model_type = config["model_type"]
+    family = family_for(model_type)
+    refuse_quantisation(config)
+    refuse_missing_weights(folder)
+    try:
+        network, _ = load_model(folder, lazy=True, trust_remote_code=trust_remote_code)
+        if dtype is None and mx.default_device() == mx.cpu:
+            dtype = mx.float32
+        if dtype is not None:
+            network.set_dtype(dtype)
+        if group is not None and group.size() > 1:
+            _split(network, config, group)
+        mx.eval(network.parameters())
+        network.eval()
+    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
+        raise LoadError(
+            f'[load] mlx-lm must be able to load "{folder}", and says: {_first_line(error)}'
+        ) from error
+    text_config = config.get("text_config", config)
+    target = MlxTarget(
+        network,
+        family,
+        model_type,
+        context_length=text_config.get("max_position_embeddings"),
+        n_heads=text_config.get("num_attention_heads", 1),
+        kv_bits=kv_bits,
+    )
+    target.kernels = install_kernels(
+        network, text_config, mode=kernels, exact=exact, verdicts=verdicts
+    )
+    return target, _load_tokenizer(folder, config, trust_remote_code)
+
+
+def family_for(model_type: str) -> Family:
+    """The family of a `model_type`: ours, or another distribution's.
+
+    Raises:
+        LoadError: nobody provides it.
+    """
+    module = MODEL_REMAPPING.get(model_type, model_type)
+    if module in FAMILIES:
+        refuse_absent_model(model_type, module)
+        return FAMILIES[module]
+    if model_type in registry.names(registry.TARGETS):
+        return registry.load(registry.TARGETS, model_type)
+    if model_type in ELSEWHERE:
+        raise LoadError(
+            f'[load] Model type "{model_type}" is not in mlx-lm {version("mlx-lm")}; '
+            f"{ELSEWHERE[model_type]} has it. Run it there."
+        )
+    known = sorted({*FAMILIES, *registry.names(registry.TARGETS)})
+    near = get_close_matches(model_type, known, n=1)
+    hint = f' Did you mean "{near[0]}"?' if near else ""
+    raise LoadError(f'[load] No target family "{model_type}". Known: {", ".join(known)}.{hint}')
+
+
+def _split(network: Any, config: dict[str, Any], group: mx.distributed.Group) -> None:
+    """Keep this process's part of every layer; mlx-lm knows how for some of its models."""
+    shard, n_ranks = getattr(network, "shard", None), group.size()
+    model_type = config["model_type"]
+    if shard is None:
+        raise LoadError(
+            f'[load] mlx-lm {version("mlx-lm")} cannot split model type "{model_type}" over '
+            f"{n_ranks} processes. Run it in one."
+        )
+    text_config = config.get("text_config", config)
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        n_heads = text_config.get(key) or n_ranks
+        if n_heads % n_ranks:
+            raise LoadError(
+                f'[load] "{key}" must be a multiple of the {n_ranks} processes, got {n_heads}. '
+                "Start another number of them."
+            )
+    shard(group)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checkpoint's config.json.
+
+    Raises:
+        LoadError: no folder, no config, not JSON, or no model_type.
+    """
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise LoadError(f'[load] No folder "{folder}". Give a checkpoint folder.')
+    if not path.is_file():
+        raise LoadError(f'[load] "{folder}" must hold a config.json, and does not.')
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise LoadError(f'[load] "{path}" must be JSON, got: {_first_line(error)}') from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise LoadError(f'[load] "{path}" must name a "model_type", and does not.')
+    return config
+
+
+def _load_tokenizer(folder: Path, config: dict[str, Any], trusted: bool) -> HfTokenizer:
+    try:
+        wrapper = load_tokenizer(
+            folder,
+            {"trust_remote_code": trusted},
+            eos_token_ids=config.get("eos_token_id"),
+        )
+    except Exception as error:  # transformers raises whatever its tokenizer classes do
+        raise LoadError(
+            f'[load] The tokenizer files of "{folder}" must load, and do not: {_first_line(error)}'
+        ) from error
+    return HfTokenizer(wrapper)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0][:300]

@@ -1,0 +1,123 @@
+"""What a checkpoint folder says about itself that makes it unusable here, before weights are read.
+
+Every refusal names the cause and what would work instead. Nothing of the checkpoint is executed.
+"""
+
+import json
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from spec_core import LoadError
+
+KNOWN_SINCE = "0.32.2"  # the oldest mlx-lm with every model type in FAMILIES
+ELSEWHERE = {  # model types that mlx-lm lacks -> who has them
+    "deepseek_v4": "mlx-vlm 0.7.10",
+    "qwen4_exp": "mlx-vlm 0.7.10",
+}
+
+
+def refuse_absent_model(model_type: str, module: str) -> None:
+    """Refuse a family whose model class the installed mlx-lm does not have.
+
+    Args:
+        model_type: As the checkpoint names it.
+        module: The mlx-lm module that holds the class.
+
+    Raises:
+        LoadError: it is not installed.
+    """
+    if find_spec(f"mlx_lm.models.{module}") is None:
+        raise LoadError(
+            f'[load] Model type "{model_type}" needs mlx-lm {KNOWN_SINCE} or newer, got mlx-lm '
+            f"{version('mlx-lm')}. Install that version."
+        )
+
+
+def refuse_quantisation(config: dict[str, Any]) -> None:
+    """Refuse packed weights that this MLX cannot multiply on this device; each kind is tried.
+
+    Args:
+        config: The checkpoint's config.json.
+
+    Raises:
+        LoadError: widths (1-bit packs on most devices), groups or modes without a kernel, bitnet
+            without Metal.
+    """
+    settings = config.get("quantization") or config.get("quantization_config") or {}
+    if not isinstance(settings, dict):
+        raise LoadError('[load] "quantization" must be a table of settings in config.json.')
+    if settings.get("quant_method") == "bitnet" and not mx.metal.is_available():
+        raise LoadError(
+            '[load] A "bitnet" checkpoint needs a Metal device, which is not here. Use another '
+            "quantisation of the model."
+        )
+    if "group_size" not in settings:
+        return
+    for entry in (settings, *settings.values()):
+        if isinstance(entry, dict) and isinstance(entry.get("bits"), int):
+            _refuse_packing(entry["bits"], entry.get("group_size", 64), entry.get("mode", "affine"))
+
+
+@cache
+def _refuse_packing(bits: int, group_size: int, mode: str) -> None:
+    """Multiply a tiny packed matrix; on a device without the kernel MLX says so here."""
+    try:
+        packed = mx.quantize(mx.zeros((32, 512)), group_size, bits, mode)
+        x = mx.zeros((2, 512))
+        mx.eval(mx.quantized_matmul(x, *packed, group_size=group_size, bits=bits, mode=mode))
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise LoadError(
+            f'[load] {bits}-bit "{mode}" weights in groups of {group_size} need kernels that MLX '
+            f"{version('mlx')} lacks on this device: {error} Use another quantisation of the model."
+        ) from error
+
+
+def refuse_remote_code(folder: Path, config: dict[str, Any], trusted: bool) -> None:
+    """Refuse Python that comes with the checkpoint, unless it is trusted.
+
+    Raises:
+        LoadError: config or tokenizer name code of their own; a file is not JSON.
+    """
+    if trusted:
+        return
+    configs = {"config.json": config}
+    extra = folder / "tokenizer_config.json"
+    if extra.is_file():
+        try:
+            configs[extra.name] = json.loads(extra.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise LoadError(f'[load] "{extra}" must be JSON, got: {error}') from error
+    for name, content in configs.items():
+        for key in ("model_file", "auto_map"):
+            if key in content:
+                raise LoadError(
+                    f'[load] "{name}" of this checkpoint names Python code of its own ("{key}"), '
+                    "which is not run. Pass --trust-remote-code if you trust it."
+                )
+
+
+def refuse_missing_weights(folder: Path) -> None:
+    """Refuse a folder that lacks weight files.
+
+    Raises:
+        LoadError: no weights, a listed file is missing, or the list cannot be read.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LoadError(f'[load] "{index}" must hold a "weight_map".') from error
+        missing = sorted(name for name in names if not (folder / str(name)).is_file())
+        if missing:
+            raise LoadError(
+                f'[load] "{folder}" lacks {len(missing)} of {len(names)} weight files, the first '
+                f'is "{missing[0]}". Download it again.'
+            )
+    elif not list(folder.glob("model*.safetensors")):
+        raise LoadError(f'[load] "{folder}" must hold model*.safetensors, and does not.')

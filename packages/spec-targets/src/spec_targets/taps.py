@@ -1,0 +1,79 @@
+"""Hidden states of chosen layers, recorded while a model runs its own forward.
+
+Layers are counted as the residual stream passes them: a looped model runs each layer object once
+per loop, and ids go on counting. Knows nothing about what the states are for.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from spec_targets.swap import Swaps
+
+
+class Taps:
+    """Recorder on the layers of one model instance.
+
+    Args:
+        layers: The model's decoder layer objects.
+        n_loops: How often one forward runs all of them.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], n_loops: int = 1) -> None:
+        self._layers = list(layers)
+        self.n_layers = n_loops * len(self._layers)
+        self._swaps = Swaps()
+        self._swapped: set[int] = set()
+        self._wanted: frozenset[int] = frozenset()
+        self._seen: dict[int, mx.array] = {}
+        self._n_calls: dict[int, int] = {}
+
+    @contextmanager
+    def record(self, wanted: Sequence[int]) -> Iterator[dict[int, mx.array]]:
+        """Record the outputs of some layers during the block.
+
+        Args:
+            wanted: 0-based layer ids.
+
+        Yields:
+            A dict that fills with layer id -> output, shape (B, T, H).
+
+        Raises:
+            ValueError: a layer id is outside the model.
+        """
+        for idx in wanted:
+            if not 0 <= idx < self.n_layers:
+                raise ValueError(f"[taps] Layer ids must be in 0..{self.n_layers - 1}, got {idx}.")
+            self._swap(idx % len(self._layers))
+        self._wanted, self._seen, self._n_calls = frozenset(wanted), {}, {}
+        try:
+            yield self._seen
+        finally:
+            self._wanted, self._seen, self._n_calls = frozenset(), {}, {}
+
+    def undo(self) -> None:
+        """Give every layer its own class back."""
+        self._swaps.undo()
+        self._swapped.clear()
+
+    def _swap(self, idx: int) -> None:
+        """Let the layer object `idx` report its outputs; only once."""
+        if idx in self._swapped:
+            return
+        original = type(self._layers[idx])
+
+        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original.__call__(layer, *args, **kwargs)
+            if self._wanted:
+                loop = self._n_calls.get(idx, 0)
+                self._n_calls[idx] = loop + 1
+                layer_id = loop * len(self._layers) + idx
+                if layer_id in self._wanted:
+                    self._seen[layer_id] = result[0] if isinstance(result, tuple) else result
+            return result
+
+        self._swaps.swap(self._layers[idx], {"__call__": call})
+        self._swapped.add(idx)

@@ -1,0 +1,65 @@
+"""A Hugging Face tokenizer behind the contract of spec-core, with the model's chat template."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from spec_core import SpecError
+
+
+class HfTokenizer:
+    """Wraps what `mlx_lm.utils.load_tokenizer` returns.
+
+    Args:
+        wrapper: The mlx-lm TokenizerWrapper.
+    """
+
+    def __init__(self, wrapper: Any) -> None:
+        self.wrapper = wrapper
+        self._tokenizer = wrapper._tokenizer
+        self.stop_ids = frozenset(int(i) for i in wrapper.eos_token_ids)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """False for base models, which take raw text only."""
+        return bool(self.wrapper.has_chat_template)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a raw text; the start token is added where the tokenizer wants one."""
+        bos = self._tokenizer.bos_token
+        add_special = bos is None or not text.startswith(bos)
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special))
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], **template_args: Any) -> list[int]:
+        """Ids of a conversation through the chat template, ready for the assistant's answer.
+
+        Args:
+            messages: Dicts with "role" and "content".
+            template_args: Variables of the template, such as enable_thinking.
+
+        Raises:
+            SpecError: the tokenizer has no chat template, or the template refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise SpecError(
+                "[tokenizer] The model has no chat template, so it takes raw text only. "
+                "Pass --raw, or use an instruct model."
+            )
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                list(messages),
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                **template_args,
+            )
+        except Exception as error:  # jinja's own errors: the template is data of the checkpoint
+            raise SpecError(
+                f"[tokenizer] The chat template refused the messages: {error}"
+            ) from error
+        return [int(i) for i in ids]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ids, special tokens left out."""
+        return self._tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )

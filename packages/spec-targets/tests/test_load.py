@@ -1,0 +1,124 @@
+import json
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from spec_core import LoadError
+from spec_targets import load_target
+from spec_targets.tiny import build, tiny_config
+
+
+@pytest.fixture
+def checkpoint(tmp_path, monkeypatch):
+    """A folder with a tiny model; its tokenizer is not what these tests are about."""
+    monkeypatch.setattr("spec_targets.load._load_tokenizer", lambda *_: SimpleNamespace())
+
+    def write(model_type="qwen3", extra=None, weights=True, **fields):
+        config = tiny_config(model_type, **fields)
+        if weights:
+            model = build(config)
+            parameters = dict(tree_flatten(model.parameters()))
+            mx.save_safetensors(str(tmp_path / "model.safetensors"), parameters)
+        (tmp_path / "config.json").write_text(json.dumps({**config, **(extra or {})}))
+        return tmp_path
+
+    return write
+
+
+def test_a_checkpoint_loads_with_its_limits(checkpoint):
+    target, _ = load_target(checkpoint())
+    assert (target.model_type, target.context_length, target.vocab_size) == ("qwen3", 512, 61)
+    assert target.exact_refusal is None and target.tap_refusal is None
+
+
+def test_the_compute_type_can_be_chosen(checkpoint):
+    target, _ = load_target(checkpoint(), dtype=mx.bfloat16)
+    assert target.embed(mx.array([1])).dtype == mx.bfloat16
+
+
+def test_packed_keys_are_an_argument_of_loading(checkpoint):
+    target, _ = load_target(checkpoint(head_dim=32), kv_bits=8)
+    assert target.kv_bits == 8
+    with pytest.raises(LoadError, match="multiple of 32 channels"):
+        load_target(checkpoint(), kv_bits=8)
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path):
+    with pytest.raises(LoadError, match='No folder ".*nowhere"'):
+        load_target(tmp_path / "nowhere")
+    with pytest.raises(LoadError, match=r"must hold a config\.json"):
+        load_target(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(LoadError, match="must be JSON"):
+        load_target(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(LoadError, match='must name a "model_type"'):
+        load_target(tmp_path)
+
+
+def test_missing_weights_are_refused_with_the_file(checkpoint):
+    folder = checkpoint(weights=False)
+    with pytest.raises(LoadError, match=r"must hold model\*\.safetensors"):
+        load_target(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    with pytest.raises(LoadError, match=r'lacks 1 of 1 weight files.*"model-1\.safetensors"'):
+        load_target(folder)
+    index.write_text("[]")
+    with pytest.raises(LoadError, match='must hold a "weight_map"'):
+        load_target(folder)
+
+
+@pytest.mark.parametrize("key", ["model_file", "auto_map"])
+def test_python_of_the_checkpoint_is_refused_unless_trusted(checkpoint, key):
+    folder = checkpoint(extra={key: "modeling.py"})
+    with pytest.raises(LoadError, match=f'"config.json".*{key}.*--trust-remote-code'):
+        load_target(folder)
+
+
+def test_python_of_the_tokenizer_is_refused_unless_trusted(checkpoint):
+    folder = checkpoint()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": {}}))
+    with pytest.raises(LoadError, match='"tokenizer_config.json".*auto_map'):
+        load_target(folder)
+    assert load_target(folder, trust_remote_code=True)[0].model_type == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "reason"),
+    [
+        ({"group_size": 64, "bits": 7}, '7-bit "affine" weights in groups of 64 need kernels'),
+        ({"group_size": 64, "bits": 4, "mode": "odd"}, '4-bit "odd" weights'),
+        ({"group_size": 64, "bits": 4, "lm_head": {"bits": 9}}, '9-bit "affine" weights'),
+        (["four"], '"quantization" must be a table'),
+    ],
+)
+def test_packed_weights_without_kernels_are_refused(checkpoint, quantization, reason):
+    with pytest.raises(LoadError, match=reason):
+        load_target(checkpoint(extra={"quantization": quantization}))
+
+
+def test_one_bit_packs_are_refused_where_mlx_cannot_multiply_them(checkpoint, monkeypatch):
+    def no_kernel(*_, **settings):
+        raise ValueError(f"The requested number of bits {settings['bits']} is not supported.")
+
+    monkeypatch.setattr(mx, "quantized_matmul", no_kernel)
+    with pytest.raises(LoadError, match='1-bit "affine" weights in groups of 128 need kernels'):
+        load_target(checkpoint(extra={"quantization": {"group_size": 128, "bits": 1}}))
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="bitnet runs on Metal")
+def test_bitnet_without_metal_is_refused(checkpoint):
+    folder = checkpoint(extra={"quantization_config": {"quant_method": "bitnet"}})
+    with pytest.raises(LoadError, match="needs a Metal device"):
+        load_target(folder)
+
+
+def test_weights_that_do_not_fit_are_refused_with_what_mlx_lm_says(checkpoint):
+    folder = checkpoint()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    with pytest.raises(LoadError, match="mlx-lm must be able to load"):
+        load_target(folder)
