@@ -9,7 +9,7 @@ import spec_demo
 
 def test_a_mode_with_weights_asks_for_them(spec, tiny_folder):
     code, _, err = spec("generate", "Hi", "--model", tiny_folder, "--mode", "dspark")
-    assert code == 1 and "--drafter" in err
+    assert code == 1 and "needs a drafter" in err
 
 
 def test_a_drafter_made_for_another_target_is_refused(spec, tiny_folder):

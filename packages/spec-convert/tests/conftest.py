@@ -63,6 +63,8 @@ def write_gguf(
         if kind in (Kind.F32, Kind.F16):
             dtype = np.float32 if kind is Kind.F32 else np.float16
             writer.add_tensor(name, values.astype(dtype))
+        elif kind is Kind.I64:
+            writer.add_tensor(name, values)
         else:
             data = gguf.quants.quantize(values.astype(np.float32), kind)
             writer.add_tensor(name, data, raw_dtype=kind)
@@ -207,3 +209,42 @@ def make_gguf(tmp_path: Path) -> Callable[..., Path]:
         return write_gguf(tmp_path / name, *args)
 
     return make
+
+
+_WORDS = (
+    "the of and to in is that for was with they this from have not but all when can an do will "
+    "don't I'll WE'RE it'S they've Straße naïve café über español niño København Łódź Привет мир "
+    "как дела Ελλάδα γειά σου שלום עולם مرحبا بالعالم नमस्ते दुनिया สวัสดีชาวโลก こんにちは世界 日本語 "
+    "안녕하세요 세계 你好世界 😀 👩‍👩‍👧‍👦 🇩🇪 1 22 333 4444 3.14159 1,000,000 ½ Ⅷ x² == -> /* // # "
+    "$ % ^ & () [] {} foo_bar camelCase HTTP2 self.x <|im_start|> <end_of_turn> <bos>"
+).split()
+_SCRIPTS = (
+    (0x20, 0x7E), (0x61, 0x7A), (0xC0, 0x17F), (0x370, 0x3FF), (0x400, 0x4FF), (0x590, 0x5FF),
+    (0x600, 0x6FF), (0x900, 0x97F), (0xE00, 0xE7F), (0x1100, 0x11FF), (0x2000, 0x206F),
+    (0x2150, 0x218F), (0x300, 0x36F), (0x3040, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3),
+    (0x1F300, 0x1F6FF),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def multilingual_lines() -> list[str]:
+    """2,000 lines of words, scripts, spaces and code, the same on every machine."""
+    state = 1
+
+    def below(bound: int) -> int:
+        nonlocal state
+        state = (state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        return (state >> 33) % bound
+
+    def words() -> str:
+        gap = (" ", " ", "  ", "\t", "\n")[below(5)]
+        return gap.join(_WORDS[below(len(_WORDS))] for _ in range(1 + below(12)))
+
+    def script() -> str:
+        low, high = _SCRIPTS[below(len(_SCRIPTS))]
+        run = "".join(chr(low + below(high - low + 1)) for _ in range(1 + below(9)))
+        return " " * below(4) + run + ("", " ", ". ", "\n\n", "'s ")[below(5)]
+
+    return [
+        words() if below(2) else "".join(script() for _ in range(1 + below(6))) for _ in range(2000)
+    ]

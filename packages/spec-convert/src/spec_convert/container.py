@@ -7,7 +7,7 @@ error message and no memory. Knows nothing about models, names or quantised valu
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import IO, Any
 
@@ -73,6 +73,12 @@ class TensorInfo:
     def row_bytes(self) -> int:
         """Bytes of one row; rows are stored back to back."""
         return self.n_bytes // self.n_rows
+
+    def with_rows(self) -> TensorInfo:
+        """The same data, a vector seen as a column, so that its values can move like rows."""
+        if len(self.shape) > 1 or GGML_QUANT_SIZES[self.kind][0] > 1:
+            return self
+        return replace(self, shape=(*self.shape, 1))
 
 
 @dataclass(frozen=True)

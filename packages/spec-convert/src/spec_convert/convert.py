@@ -15,12 +15,21 @@ from typing import Any
 
 from safetensors import safe_open
 
-from spec_convert.config import generation_config, model_config
-from spec_convert.container import Container
+from spec_convert.config import generation_config
 from spec_convert.errors import ConvertError, quote
+from spec_convert.facts import Facts
+from spec_convert.families import architecture_of
 from spec_convert.floats import BY_NAME, FloatType
-from spec_convert.names import Architecture, architecture_of
-from spec_convert.plan import Options, Plan, Planned, inexact, make_plan, quantization_section
+from spec_convert.names import Architecture
+from spec_convert.plan import (
+    Options,
+    PackedStorage,
+    Plan,
+    Planned,
+    inexact,
+    make_plan,
+    quantization_section,
+)
 from spec_convert.repack import ScaleOverflowError
 from spec_convert.report import Report, TensorReport
 from spec_convert.source import Source
@@ -77,10 +86,11 @@ def convert(
     with Source(Path(source)) as opened:
         container = opened.container
         architecture = None if raw_names else architecture_of(container.metadata)
-        documents = _documents(container, architecture, tokenizer)
+        facts = None if architecture is None else Facts(container, opened.vector)
+        documents = _documents(architecture, facts, tokenizer)
         wide: set[str] = set()
         while True:
-            plan = make_plan(container, architecture, options, wide)
+            plan = make_plan(container, architecture, facts, options, wide)
             _check_space(target, plan)
             try:
                 with staged_folder(target, force) as folder:
@@ -110,15 +120,15 @@ def _float_type(dtype: str | None) -> FloatType | None:
 
 
 def _documents(
-    container: Container, architecture: Architecture | None, tokenizer: bool
+    architecture: Architecture | None, facts: Facts | None, tokenizer: bool
 ) -> dict[str, dict[str, Any]]:
-    if architecture is None:
+    if architecture is None or facts is None:
         return {}
-    documents = {
-        "config.json": model_config(architecture, container),
-        "generation_config.json": generation_config(container.metadata),
-    }
-    return documents | (tokenizer_files(container.metadata) if tokenizer else {})
+    documents = {"config.json": architecture.config(facts)}
+    if architecture.drafter:
+        return documents
+    documents["generation_config.json"] = generation_config(facts.metadata)
+    return documents | (tokenizer_files(facts.metadata) if tokenizer else {})
 
 
 def _write_documents(folder: Path, documents: dict[str, dict[str, Any]], plan: Plan) -> None:
@@ -137,7 +147,7 @@ def _write_weights(
     exact_only: bool,
     progress: Progress | None,
 ) -> list[TensorReport]:
-    total = sum(tensor.info.n_bytes for tensors in shards for tensor in tensors)
+    total = sum(tensor.n_bytes_read for tensors in shards for tensor in tensors)
     done = 0
     reports: list[TensorReport] = []
     index: dict[str, str] = {}
@@ -150,7 +160,7 @@ def _write_weights(
         with SafetensorsWriter(folder / name, entries, {"format": "mlx"}) as writer:
             for tensor in tensors:
                 report = _write_tensor(source, writer, tensor, done, total, progress)
-                done += tensor.info.n_bytes
+                done += tensor.n_bytes_read
                 if exact_only and report.max_error:
                     raise inexact(tensor)
                 reports.append(report)
@@ -184,9 +194,9 @@ def _write_tensor(
         source=tensor.info.name,
         target=tensor.slot.name,
         source_type=tensor.info.kind.name,
-        layout=storage.tag if isinstance(storage, FloatType) else str(storage),
-        shape=tensor.info.shape,
-        bytes_before=tensor.info.n_bytes,
+        layout=str(storage) if isinstance(storage, PackedStorage) else storage.tag,
+        shape=tensor.slot.shape_of(tensor.info.shape),
+        bytes_before=tensor.n_bytes_read,
         bytes_after=tensor.n_bytes,
         max_error=meter.largest,
         rms_error=meter.rms,

@@ -24,20 +24,21 @@ class FloatType:
 
     Attributes:
         tag: name in a safetensors header.
-        n_bytes: size of one value.
+        dtype: numpy type that holds its bits.
     """
 
     tag: str
-    n_bytes: int
+    dtype: str
 
 
-F32 = FloatType("F32", 4)
-F16 = FloatType("F16", 2)
-BF16 = FloatType("BF16", 2)
+F32 = FloatType("F32", "<f4")
+F16 = FloatType("F16", "<f2")
+BF16 = FloatType("BF16", "<u2")
+INTEGERS = {Kind.I8: "I8", Kind.I16: "I16", Kind.I32: "I32", Kind.I64: "I64"}
 BY_NAME = {"f32": F32, "f16": F16, "bf16": BF16}
 PLAIN = {Kind.F32: F32, Kind.F16: F16, Kind.BF16: BF16}
 
-_INTEGERS = {Kind.I8: "<i1", Kind.I16: "<i2", Kind.I32: "<i4", Kind.I64: "<i8"}
+_INTEGER_DTYPES = {Kind.I8: "<i1", Kind.I16: "<i2", Kind.I32: "<i4", Kind.I64: "<i8"}
 
 
 def to_float32(rows: Array, kind: Kind) -> Array:
@@ -53,8 +54,8 @@ def to_float32(rows: Array, kind: Kind) -> Array:
     Raises:
         ConvertError: no dequantiser exists for `kind`.
     """
-    if kind in _INTEGERS:
-        return rows.view(_INTEGERS[kind]).astype(np.float32)
+    if kind in _INTEGER_DTYPES:
+        return to_integers(rows, kind).astype(np.float32)
     if kind is Kind.F64:
         return rows.view("<f8").astype(np.float32)
     try:
@@ -64,6 +65,11 @@ def to_float32(rows: Array, kind: Kind) -> Array:
             f"[repack] Storage type {kind.name} has no dequantiser in the installed `gguf` "
             "package. Update it, or use a file in another type."
         ) from error
+
+
+def to_integers(rows: Array, kind: Kind) -> Array:
+    """Whole numbers of raw rows of an integer type; shape (n, K), int64."""
+    return rows.view(_INTEGER_DTYPES[kind]).astype("<i8")
 
 
 def encode(values: Array, target: FloatType) -> Array:

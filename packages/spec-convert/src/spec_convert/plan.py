@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from spec_convert.container import Container, TensorInfo
 from spec_convert.errors import ConvertError, quote
-from spec_convert.floats import F16, F32, PLAIN, FloatType
-from spec_convert.names import Architecture, Slot
+from spec_convert.facts import Facts
+from spec_convert.floats import F16, F32, INTEGERS, PLAIN, FloatType
+from spec_convert.names import Architecture, Change, Shape, Slot
+from spec_convert.orders import Tiled
 from spec_convert.repack import LAYOUTS, Layout
 from spec_convert.writer import Entry
 
@@ -50,7 +53,18 @@ class PackedStorage:
         return f"{mode} {bits}-bit, group {group}, {scales}"
 
 
-Storage = PackedStorage | FloatType
+@dataclass(frozen=True)
+class IntegerStorage:
+    """Whole numbers.
+
+    Attributes:
+        tag: name of the type in a safetensors header.
+    """
+
+    tag: str
+
+
+Storage = PackedStorage | FloatType | IntegerStorage
 
 
 @dataclass(frozen=True)
@@ -90,8 +104,8 @@ class Planned:
     @property
     def entries(self) -> tuple[Entry, ...]:
         """Tensors written for it."""
-        shape = self.info.shape
-        if isinstance(self.storage, FloatType):
+        shape = self.slot.shape_of(self.info.shape)
+        if not isinstance(self.storage, PackedStorage):
             return (Entry(self.slot.name, self.storage.tag, shape),)
         layout = self.storage.layout
         groups = (*shape[:-1], shape[-1] // layout.group)
@@ -105,6 +119,12 @@ class Planned:
             Entry(f"{self.module}.scales", scales, groups),
             Entry(f"{self.module}.biases", scales, groups),
         )
+
+    @property
+    def n_bytes_read(self) -> int:
+        """Bytes of the source that it stands for."""
+        n_values = prod(self.slot.shape_of(self.info.shape))
+        return self.info.n_bytes * n_values // prod(self.info.shape)
 
     @property
     def n_bytes(self) -> int:
@@ -128,6 +148,7 @@ class Plan:
 def make_plan(
     container: Container,
     architecture: Architecture | None,
+    facts: Facts | None,
     options: Options,
     wide_scales: Collection[str] = (),
 ) -> Plan:
@@ -136,6 +157,7 @@ def make_plan(
     Args:
         container: header of the source.
         architecture: naming rules; None keeps GGUF names.
+        facts: the same header for the rules; None without rules.
         options: what the user asked for.
         wide_scales: GGUF names whose scales need float32.
 
@@ -148,24 +170,25 @@ def make_plan(
     planned: list[Planned] = []
     dropped: list[str] = []
     for info in container.tensors:
-        slot = Slot(info.name)
-        if architecture is not None:
-            slot = architecture.slot(info.name, container.metadata)
-        if slot is None:
+        slots = (Slot(info.name),)
+        if facts is not None and architecture is not None:
+            slots = architecture.slots(info.name, facts)
+        if not slots:
             dropped.append(info.name)
-            continue
-        _check_heads(info, slot)
-        storage = _storage(info, slot, options, info.name in wide_scales)
-        tensor = Planned(info, slot, storage)
-        if options.exact_only and isinstance(storage, PackedStorage) and not storage.exact:
-            raise inexact(tensor)
-        planned.append(tensor)
+        for slot in slots:
+            storage = _storage(info, slot, options, info.name in wide_scales)
+            tensor = Planned(info, slot, storage)
+            if slot.rows is not None:
+                slot.rows.indices(info.with_rows().n_rows)
+            if options.exact_only and isinstance(storage, PackedStorage) and not storage.exact:
+                raise inexact(tensor)
+            planned.append(tensor)
     names = Counter(entry.name for tensor in planned for entry in tensor.entries)
     for name, count in names.items():
         if count > 1:
             raise ConvertError(f"[plan] Output names must be unique, got {quote(name)} twice.")
-    if architecture is not None:
-        _check_layers(planned, container.metadata.integer(f"{architecture.name}.block_count"))
+    if facts is not None and architecture is not None:
+        _check_layers(planned, facts.n_layers, architecture.uniform)
     return Plan(tuple(planned), tuple(dropped))
 
 
@@ -197,13 +220,16 @@ def _settings(key: tuple[int, int, str]) -> dict[str, Any]:
 
 
 def _storage(info: TensorInfo, slot: Slot, options: Options, wide: bool) -> Storage:
+    if slot.change is Change.IDS_TO_OFFSETS and info.kind in INTEGERS:
+        return IntegerStorage("I64")
+    if info.kind in INTEGERS:
+        return IntegerStorage(INTEGERS[info.kind])
     if options.dtype is not None:
         return options.dtype
     if info.kind in PLAIN:
-        return F32 if slot.shift else PLAIN[info.kind]
+        return PLAIN[info.kind] if slot.change is Change.NONE else F32
     layout = LAYOUTS.get(info.kind)
-    is_matrix = len(info.shape) > 1 and slot.name.endswith(".weight")
-    if layout is None or not is_matrix or slot.shift:
+    if layout is None or not _can_hold_codes(info, slot, layout):
         return F32
     if wide:
         return PackedStorage(layout, F32)
@@ -211,6 +237,13 @@ def _storage(info: TensorInfo, slot: Slot, options: Options, wide: bool) -> Stor
         return PackedStorage(layout, F16, loose=True)
     # MLX reads embedding rows in the type of the scales: float16 would round the values.
     return PackedStorage(layout, F32 if slot.embedding or layout.wide else F16)
+
+
+def _can_hold_codes(info: TensorInfo, slot: Slot, layout: Layout) -> bool:
+    is_matrix = len(info.shape) > 1 and slot.name.endswith(".weight")
+    whole_groups = not isinstance(slot.columns, Tiled) or slot.columns.width % layout.group == 0
+    unchanged = slot.change is Change.NONE and slot.shape is Shape.SAME
+    return is_matrix and slot.packed and whole_groups and unchanged
 
 
 def inexact(tensor: Planned) -> ConvertError:
@@ -222,18 +255,7 @@ def inexact(tensor: Planned) -> ConvertError:
     )
 
 
-def _check_heads(info: TensorInfo, slot: Slot) -> None:
-    n_rows = info.shape[max(0, len(info.shape) - 2)]
-    if slot.interleaved_heads and (
-        slot.interleaved_heads < 0 or n_rows % (2 * slot.interleaved_heads)
-    ):
-        raise ConvertError(
-            f"[plan] Rows of {quote(info.name)} must be a multiple of twice the "
-            f"{slot.interleaved_heads} heads, got {n_rows}. The file is damaged."
-        )
-
-
-def _check_layers(planned: Sequence[Planned], n_layers: int) -> None:
+def _check_layers(planned: Sequence[Planned], n_layers: int, uniform: bool) -> None:
     parts: dict[int, set[str]] = {}
     for tensor in planned:
         if tensor.info.name.startswith("blk."):
@@ -244,7 +266,7 @@ def _check_layers(planned: Sequence[Planned], n_layers: int) -> None:
             f"[plan] The file must hold {n_layers} layers, got tensors of {len(parts)}. "
             "It is one part of a split model, or damaged."
         )
-    first = parts.get(0, set())
+    first = parts.get(0, set()) if uniform else set()
     for index, found in parts.items():
         missing = sorted(first - found)
         if missing:

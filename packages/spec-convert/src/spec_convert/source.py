@@ -14,6 +14,9 @@ import numpy as np
 
 from spec_convert.container import Container, TensorInfo, read_container
 from spec_convert.errors import ConvertError, quote
+from spec_convert.floats import to_float32
+
+_MAX_VECTOR_BYTES = 1 << 20
 
 
 class Source:
@@ -44,6 +47,27 @@ class Source:
         trace: TracebackType | None,
     ) -> None:
         self._file.close()
+
+    def vector(self, name: str) -> list[float]:
+        """All values of a small tensor.
+
+        Args:
+            name: GGUF name of a tensor in `container`.
+
+        Returns:
+            Its values in order.
+
+        Raises:
+            ConvertError: the tensor is too large to be part of a configuration.
+        """
+        tensor = next(tensor for tensor in self.container.tensors if tensor.name == name)
+        if tensor.n_bytes > _MAX_VECTOR_BYTES:
+            raise ConvertError(
+                f"[source] Tensor {quote(name)} must be a short list of numbers, got "
+                f"{tensor.n_bytes} bytes. The file is damaged."
+            )
+        values = to_float32(self.rows(tensor, 0, tensor.n_rows), tensor.kind)
+        return [float(value) for value in values.reshape(-1)]
 
     def rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray[Any, Any]:
         """Raw rows of a tensor.

@@ -167,15 +167,9 @@ def _config(metadata: Metadata, tokens: Sequence[str]) -> Json:
 
 def _byte_level_bpe(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> Json:
     rules = byte_level_rules(metadata.text("tokenizer.ggml.pre", "default"))
-    merges = [_split_merge(text) for text in metadata.texts("tokenizer.ggml.merges")]
     # Special tokens too: `tokenizers` renumbers added tokens that the model does not list.
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    for left, right in merges:
-        if left not in vocab or right not in vocab or left + right not in vocab:
-            raise ConvertError(
-                f"[tokenizer] Parts and result of the merge {quote(left + ' ' + right)} must be "
-                "tokens. The file is damaged or its vocabulary was edited."
-            )
+    merges = _merges(metadata, vocab)
     return {
         "normalizer": rules.normalizer,
         "pre_tokenizer": rules.pre_tokenizer,
@@ -188,6 +182,18 @@ def _byte_level_bpe(metadata: Metadata, tokens: Sequence[str], types: Sequence[i
         "add_bos": rules.add_bos,
         "model": _bpe_model(vocab, merges, ignore_merges=rules.ignore_merges),
     }
+
+
+def _merges(metadata: Metadata, vocab: Mapping[str, int]) -> list[Merge]:
+    """Stated merges in their order; every part and result is a token."""
+    merges = [_split_merge(text) for text in metadata.texts("tokenizer.ggml.merges")]
+    for left, right in merges:
+        if left not in vocab or right not in vocab or left + right not in vocab:
+            raise ConvertError(
+                f"[tokenizer] Parts and result of the merge {quote(left + ' ' + right)} must be "
+                "tokens. The file is damaged or its vocabulary was edited."
+            )
+    return merges
 
 
 def _split_merge(text: str) -> Merge:
@@ -223,27 +229,45 @@ def _sentencepiece(metadata: Metadata, tokens: Sequence[str], types: Sequence[in
             f"got {len(scores)}. The file is damaged."
         )
     prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
+    merges = _merges_by_score(tokens, types, scores)
+    return _piece_rules(metadata, tokens, types, merges, prefix)
+
+
+def _ranked_pieces(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> Json:
+    """Pieces as SentencePiece writes them, with merges in the order they apply."""
+    merges = _merges(metadata, {token: token_id for token_id, token in enumerate(tokens)})
+    rules = _piece_rules(metadata, tokens, types, merges, prefix=False)
+    newlines = {"type": "Split", "pattern": {"Regex": r"\n+"}, "behavior": "Isolated"}
+    return rules | {"pre_tokenizer": {**newlines, "invert": False}}
+
+
+def _piece_rules(
+    metadata: Metadata,
+    tokens: Sequence[str],
+    types: Sequence[int],
+    merges: Sequence[Merge],
+    prefix: bool,
+) -> Json:
+    """Rules of a vocabulary whose pieces hold a visible mark for each space."""
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     decoders: list[Json] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
+    normalizer: Json = replace
     if prefix:
         prepend = {"type": "Prepend", "prepend": _SPACE}
         normalizer = {"type": "Sequence", "normalizers": [prepend, replace]}
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    else:
-        normalizer = replace
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
     return {
         "normalizer": normalizer,
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "add_bos": True,
         "model": _bpe_model(
-            vocab,
-            _merges_by_score(tokens, types, scores),
+            {token: token_id for token_id, token in enumerate(tokens)},
+            merges,
             unk_token=_token(metadata, tokens, "unknown_token_id"),
             fuse_unk=True,
             byte_fallback=_BYTE in types,
@@ -273,4 +297,4 @@ def _merges_by_score(
     return merges
 
 
-_MODELS = {"gpt2": _byte_level_bpe, "llama": _sentencepiece}
+_MODELS = {"gpt2": _byte_level_bpe, "llama": _sentencepiece, "gemma4": _ranked_pieces}

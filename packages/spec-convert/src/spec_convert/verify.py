@@ -7,7 +7,8 @@ nothing with the code that wrote it, except the naming rules. Knows nothing abou
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ import numpy as np
 
 from spec_convert.container import TensorInfo
 from spec_convert.errors import ConvertError, quote
-from spec_convert.floats import BY_NAME, PLAIN, decode, to_float32
-from spec_convert.names import Slot, architecture_of
+from spec_convert.facts import Facts
+from spec_convert.families import architecture_of
+from spec_convert.floats import BY_NAME, INTEGERS, decode, to_float32, to_integers
+from spec_convert.names import Change, Slot
 from spec_convert.repack import LAYOUTS
 from spec_convert.source import Source
 from spec_convert.tensorfile import Stored, TensorFolder, affine_values, block_float_values
-from spec_convert.transfer import ErrorMeter, by_rows, row_ranges, source_rows
+from spec_convert.transfer import ErrorMeter, Rows, changed, reorder_columns
 
 Array = np.ndarray[Any, Any]
 _ROUNDING = {"F32": 0.0, "F16": 2.0**-11, "BF16": 2.0**-8}
@@ -62,15 +65,15 @@ def verify(out: str | Path, source: str | Path) -> list[Comparison]:
     """
     folder = Path(out)
     with Source(Path(source)) as opened, TensorFolder(folder) as stored:
-        metadata = opened.container.metadata
+        container = opened.container
         renamed = (folder / "config.json").exists()
-        architecture = architecture_of(metadata) if renamed else None
+        architecture = architecture_of(container.metadata) if renamed else None
+        facts = Facts(container, opened.vector)
         left = set(stored.tensors)
         results: list[Comparison] = []
-        for info in opened.container.tensors:
-            slot = architecture.slot(info.name, metadata) if architecture else Slot(info.name)
-            if slot is not None:
-                results.append(_compare(opened, stored, info, slot, left))
+        for info in container.tensors:
+            slots = architecture.slots(info.name, facts) if architecture else (Slot(info.name),)
+            results += [_compare(opened, stored, info, slot, left) for slot in slots]
     if left:
         raise ConvertError(
             f"[verify] The output must hold only the source's tensors, got {quote(min(left))} too. "
@@ -82,47 +85,60 @@ def verify(out: str | Path, source: str | Path) -> list[Comparison]:
 def _compare(
     source: Source, folder: TensorFolder, info: TensorInfo, slot: Slot, left: set[str]
 ) -> Comparison:
-    read, used = _reader(folder, info, slot)
+    rows = Rows(source, info, slot)
+    read, used = _reader(folder, info, slot, rows)
     left -= used
     meter, within = ErrorMeter(), True
-    view = by_rows(info)
-    for start, stop in row_ranges(view, slot):
-        wanted = to_float32(source_rows(source, view, slot, start, stop), info.kind)
+    for start, stop, raw in rows.chunks():
+        wanted = _wanted(raw, start, info, slot)
         got, bound = read(start, stop)
-        shifted = wanted.astype(np.float64) + slot.shift
-        meter.add(shifted, got)
+        meter.add(wanted, got)
         with np.errstate(invalid="ignore"):
-            close = np.abs(got - shifted) <= bound(np.abs(shifted))
-        within = within and bool((close | (got == shifted) | np.isnan(shifted)).all())
+            close = np.abs(got - wanted) <= bound(np.abs(wanted))
+        within = within and bool((close | (got == wanted) | np.isnan(wanted)).all())
     return Comparison(info.name, slot.name, meter.largest, meter.rms, within)
+
+
+def _wanted(raw: Array, start: int, info: TensorInfo, slot: Slot) -> Array:
+    if slot.change is Change.IDS_TO_OFFSETS and info.kind in INTEGERS:
+        ids = to_integers(raw, info.kind)
+        return ids - np.arange(start, start + ids.size).reshape(ids.shape)
+    values = changed(to_float32(raw, info.kind), slot.change).astype(np.float64)
+    return reorder_columns(values, slot.columns)
 
 
 Bound = Callable[[Array], Array]
 Reader = Callable[[int, int], tuple[Array, Bound]]
 
 
-def _reader(folder: TensorFolder, info: TensorInfo, slot: Slot) -> tuple[Reader, set[str]]:
+def _reader(
+    folder: TensorFolder, info: TensorInfo, slot: Slot, rows: Rows
+) -> tuple[Reader, set[str]]:
     """How to read rows of the output, and how far they may be from the source."""
     main = _find(folder, slot.name)
     if main.tag == "U32":
         return _packed_reader(folder, info, slot)
-    _same_shape(info, slot.name, main.shape)
-    column = info.kind in PLAIN and len(info.shape) == 1
-    kind = next(kind for kind in BY_NAME.values() if kind.tag == main.tag)
+    _same_shape(slot.name, slot.shape_of(info.shape), main.shape)
+    flat = replace(main, shape=(rows.n_rows, prod(main.shape) // rows.n_rows))
+    kind = {kind.tag: kind for kind in BY_NAME.values()}.get(main.tag)
 
-    def read_floats(start: int, stop: int) -> tuple[Array, Bound]:
-        rows = Stored(main.file, main.tag, (*main.shape, 1), main.offset) if column else main
-        values = decode(rows.rows(start, stop), kind)
-        return values, lambda size: size * _ROUNDING[main.tag] + _TINY[main.tag]
+    if kind is None:
+        return lambda start, stop: (flat.rows(start, stop), np.zeros_like), {slot.name}
+    share = _ROUNDING[main.tag] + (2.0**-22 if slot.change is Change.LOG_OF_NEGATIVE else 0.0)
 
-    return read_floats, {slot.name}
+    def read(start: int, stop: int) -> tuple[Array, Bound]:
+        values = decode(flat.rows(start, stop), kind)
+        return values, lambda size: size * share + _TINY[main.tag]
+
+    return read, {slot.name}
 
 
 def _packed_reader(folder: TensorFolder, info: TensorInfo, slot: Slot) -> tuple[Reader, set[str]]:
     module = slot.name.rpartition(".")[0]
     main, scales = _find(folder, slot.name), _find(folder, f"{module}.scales")
     group = info.shape[-1] // max(1, scales.shape[-1])
-    _same_shape(info, slot.name, (*scales.shape[:-1], scales.shape[-1] * group))
+    found = (*scales.shape[:-1], scales.shape[-1] * group)
+    _same_shape(slot.name, slot.shape_of(info.shape), found)
     if scales.tag == "U8":
 
         def read_floats(start: int, stop: int) -> tuple[Array, Bound]:
@@ -160,9 +176,9 @@ def _find(folder: TensorFolder, name: str) -> Stored:
     return folder.tensors[name]
 
 
-def _same_shape(info: TensorInfo, name: str, shape: tuple[int, ...]) -> None:
-    if shape != info.shape:
+def _same_shape(name: str, wanted: tuple[int, ...], found: tuple[int, ...]) -> None:
+    if found != wanted:
         raise ConvertError(
-            f"[verify] {quote(name)} must have shape {info.shape}, got {shape}. "
+            f"[verify] {quote(name)} must have shape {wanted}, got {found}. "
             "Name the file that the folder was converted from."
         )

@@ -330,7 +330,7 @@ class Run:
             drafts = [] if self.guide.fixed else host_ints(draft.tokens)
             logits = logits.astype(mx.float32) + self.guide.bias(drafts)
         if sampling.greedy:
-            outcome = accept_greedy(logits, draft.tokens)
+            outcome = accept_greedy(logits, draft.tokens, output.logits.dtype)
         else:
             probs = target_probs(logits, sampling)
             outcome = accept_residual(probs, draft.tokens, draft.probs, self.next_key())
@@ -412,9 +412,11 @@ class Run:
         self.drafter.observe(block[:n_keep], kept)
 
     def cut(self, tokens: list[int]) -> tuple[list[int], str, FinishReason | None]:
-        """Keep tokens up to a stop or the limit; returns (kept ids, final text, reason)."""
+        """Keep tokens up to a stop; returns (kept ids, final text, reason).
+
+        The cap leaves room for the token after the drafts, so there are never more than n_left.
+        """
         request, stream, text = self.request, self.request.text, ""
-        tokens = tokens[: self.n_left]
         for n, token in enumerate(tokens, 1):
             if token in request.stop_ids:
                 return tokens[:n], text + (stream.finish() if stream else ""), "stop"

@@ -19,16 +19,16 @@ from typing import Any
 import mlx.core as mx
 
 from spec_kernels._build import KernelError, revision
+from spec_kernels.attention import MAX_QUERIES, RowAttention, row_attention_ops
 from spec_kernels.hardware import Device
-from spec_kernels.row_attention import MAX_QUERIES, RowAttention, row_attention_ops
-from spec_kernels.verify_matmul import (
+from spec_kernels.matmul import (
     MAX_ROWS,
     RowMatmul,
     Weight,
     stock_matmul,
     verify_matmul_ops,
 )
-from spec_kernels.wide_prefill import wide_prefill_ops
+from spec_kernels.prefill import wide_prefill_ops
 
 TOLERANCE = {"bfloat16": 5e-3, "float16": 1e-3, "float32": 1e-5}
 ATTENTION_TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3}
@@ -138,6 +138,17 @@ class Gate:
         self._put(f"attention {shape}", asdict(verdict))
         return verdict
 
+    def shares(self, together: RowMatmul) -> bool:
+        """Whether one launch for several weights gives the bits of one launch each; not stored."""
+        singles = [RowMatmul(weight, self._where) for weight in together.weights]
+        for rows in (1, MAX_ROWS):
+            x = mx.random.normal((rows, together.k), key=mx.random.key(rows)).astype(together.dtype)
+            parts = together.launch(x, poison=True)
+            for part, single in zip(parts, singles, strict=True):
+                if not bool(mx.array_equal(part, single(x))):
+                    return False
+        return True
+
     def _key(self, what: str) -> str:
         return f"{self._prefix}|{'race' if self._race else 'check'}|{what}"
 
@@ -162,7 +173,7 @@ class Gate:
                 return Verdict(True, every, None, "correct; not raced")
             return race_matmul(shape, self._where)
         except (KernelError, RuntimeError, ValueError) as error:
-            return Verdict(False, frozenset(), None, f"refused: {str(error).splitlines()[0]}")
+            return Verdict(False, frozenset(), None, f"refused: {_first_line(error)}")
 
     def _measure_attention(self, shape: AttentionShape) -> AttentionVerdict:
         try:
@@ -174,7 +185,11 @@ class Gate:
                 return AttentionVerdict(True, every, "correct; not raced")
             return race_attention(shape, self._where)
         except (KernelError, RuntimeError, ValueError) as error:
-            return AttentionVerdict(False, {}, f"refused: {str(error).splitlines()[0]}")
+            return AttentionVerdict(False, {}, f"refused: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")
 
 
 def _read(path: Path | None) -> dict[str, Any]:
@@ -254,7 +269,8 @@ def attention_problem(shape: AttentionShape, where: str, **build: Any) -> str | 
         error = relative_error(got, want)
         if not error <= ATTENTION_TOLERANCE[shape.dtype]:
             return f"error {error:.1e} at {queries} query positions"
-        alone = attend(q[:, :, -queries][:, :, None], k[:, :, : n_keys - queries + 1], v, True)
+        until = n_keys - queries + 1
+        alone = attend(q[:, :, -queries][:, :, None], k[:, :, :until], v[:, :, :until], True)
         if not bool(mx.array_equal(got, full[:, :, -queries:])) or not bool(
             mx.array_equal(alone[:, :, 0], full[:, :, -queries])
         ):

@@ -11,6 +11,8 @@ from spec_cli.commands.options import (
     cap_of,
     drafter_options,
     model_options,
+    names_of,
+    open_target,
     sampling_of,
     sampling_options,
     wish_of,
@@ -42,7 +44,7 @@ def benchmark(modes: tuple[str, ...], **options: Any) -> None:
 
     sampling = sampling_of(options)
     prompts = _chosen(options)
-    opened = opening.open_target(options["model"], trust_remote_code=options["trust_remote_code"])
+    opened = open_target(options)
     lanes = _lanes(opened, modes or ("auto",), options)
     encoded = {
         task: [p.encode(opened.tokenizer, raw=options["raw"]) for p in many]
@@ -106,6 +108,5 @@ def _lanes(opened: opening.Opened, modes: tuple[str, ...], options: dict[str, An
     for mode in dict.fromkeys(modes):
         pair = opened.pair(wish_of(options, mode))
         cap = FixedCap(cap_of(pair.drafter, options["max_draft"]))
-        name = pair.drafter.name if pair.drafter is not None else mode
-        lanes.append(Lane(name, pair, lambda cap=cap: cap))
+        lanes.append(Lane(names_of(pair.drafter)[0], pair, lambda cap=cap: cap))
     return lanes

@@ -5,12 +5,14 @@ from typing import Any
 
 import click
 
-from spec_cli import opening, render
+from spec_cli import render
 from spec_cli.commands.options import (
     MODES,
     cap_of,
     drafter_options,
     model_options,
+    names_of,
+    open_target,
     sampling_of,
     sampling_options,
     wish_of,
@@ -33,7 +35,7 @@ def evaluate(prompts: Path, **options: Any) -> None:
     from spec_core import FixedCap
 
     sampling, many = sampling_of(options), read_prompts(prompts)
-    opened = opening.open_target(options["model"], trust_remote_code=options["trust_remote_code"])
+    opened = open_target(options)
     pair = opened.pair(wish_of(options, options["mode"]))
     cap = FixedCap(cap_of(pair.drafter, options["max_draft"]))
     tallies = {prompt.task: Tally() for prompt in many}
@@ -45,7 +47,7 @@ def evaluate(prompts: Path, **options: Any) -> None:
             step(n, len(many))
     figures = {task: tally.figures() for task, tally in tallies.items()}
     mean = sum(f["acceptance_length"] for f in figures.values()) / len(figures)
-    mode = pair.drafter.name if pair.drafter is not None else opening.BASELINE
+    mode, _ = names_of(pair.drafter)
     if options["as_json"]:
         render.one_json(
             {

@@ -6,7 +6,14 @@ from typing import Any
 import click
 
 from spec_cli import env, opening, render
-from spec_cli.commands.options import MODES, cap_of, drafter_options, model_options, wish_of
+from spec_cli.commands.options import (
+    MODES,
+    cap_of,
+    drafter_options,
+    model_options,
+    open_target,
+    wish_of,
+)
 
 _GIB = 2**30
 
@@ -69,9 +76,7 @@ def _load(options: dict[str, Any]) -> Any:
     from spec_core import FixedCap
     from spec_server import Served
 
-    opened = opening.open_target(
-        options["model"], exact=options["exact"], trust_remote_code=options["trust_remote_code"]
-    )
+    opened = open_target(options)
     pair = opened.pair(wish_of(options, options["mode"]))
     cap = cap_of(pair.drafter, options["max_draft"])
     mode = pair.drafter.name if pair.drafter is not None else opening.BASELINE
@@ -79,5 +84,5 @@ def _load(options: dict[str, Any]) -> Any:
     def make_cap(wish: int | None) -> FixedCap:
         return FixedCap(cap if wish is None else min(wish, cap))
 
-    fingerprint = f"{opened.name}|{mode}|{options['drafter']}"
+    fingerprint = f"{opened.name}|{mode}|{options['drafter']}|kv {options['kv_bits']}"
     return Served(pair, opened.name, mode, make_cap, fingerprint)

@@ -154,7 +154,6 @@ class RowAttention:
         shared = 2 * (2 * 128 * (depth + 8) + 16 * tiles * (128 + 8))
         partials = cuda_kernel(_PASS, tuple(template), threads, 1, shared)(
             inputs=[q, k, v, self._scale],
-            template=template,
             grid=(chunks * threads, kv_heads * groups, batch),
             threadgroup=(threads, 1, 1),
             output_shapes=_partial_shapes(heads_in_all, chunks, n_rows, depth),
@@ -163,7 +162,6 @@ class RowAttention:
         merge = (("T", q.dtype), ("D", depth), ("WAYS", _WAYS))
         merged = cuda_kernel(_MERGE, merge, depth * _WAYS)(
             inputs=[*partials, _ints(n_queries, kv_heads)],
-            template=list(merge),
             grid=(n_rows * depth, heads_in_all * _WAYS, 1),
             threadgroup=(depth, _WAYS, 1),
             output_shapes=[(batch, n_queries, heads, depth)],
