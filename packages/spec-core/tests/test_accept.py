@@ -62,14 +62,21 @@ def test_near_ties_are_counted_in_the_rows_that_were_used():
 @pytest.mark.parametrize(
     ("dtype", "close", "apart"),
     [
-        (mx.float32, 100.0 * (1 - 2**-21), 100.0 * (1 - 2**-18)),
-        (mx.bfloat16, 100.0 * (1 - 2**-5), 100.0 * (1 - 2**-3)),
-        (mx.float16, 100.0 * (1 - 2**-8), 100.0 * (1 - 2**-5)),
+        (mx.float32, 128.0 * (1 - 7 * 2**-23), 128.0 * (1 - 9 * 2**-23)),
+        (mx.bfloat16, 128.0 * (1 - 7 * 2**-7), 128.0 * (1 - 9 * 2**-7)),
+        (mx.float16, 128.0 * (1 - 7 * 2**-10), 128.0 * (1 - 9 * 2**-10)),
     ],
 )
 def test_a_near_tie_is_a_gap_of_eight_units_in_the_last_place(dtype, close, apart):
-    logits = mx.array([[100.0, close, 0], [100.0, apart, 0]]).astype(dtype)
+    logits = mx.array([[128.0, close, 0], [128.0, apart, 0]]).astype(dtype)
     assert near_tie(logits, mx.argmax(logits, axis=-1)).tolist() == [True, False]
+
+
+def test_a_near_tie_is_judged_in_the_type_that_the_target_computed_in():
+    logits = mx.array([[128.0, 128.0 * (1 - 7 * 2**-7)]])
+    assert near_tie(logits, ids(0)).tolist() == [False]
+    assert near_tie(logits, ids(0), mx.bfloat16).tolist() == [True]
+    assert accept_greedy(logits, NO_DRAFTS, mx.bfloat16).near_ties.item() == 1
 
 
 def test_a_single_unmasked_token_is_no_tie():
@@ -112,6 +119,18 @@ def test_a_one_hot_draft_is_kept_with_probability_p(p_value, alpha):
     p = mx.array([[0.2, 0.5, 0.3], [0.1, 0.1, 0.8]])
     want = np.array([[0.2, 0, 0.3], [0.05, 0.05, 0.4]])
     assert p_value(counts(p, ids(1), None, 3), want) > alpha
+
+
+def test_the_replacement_is_independent_of_the_draws_that_rejected(p_value, alpha):
+    """As many drafts as tokens: one key for both would draw the same numbers twice."""
+    p = mx.array([[0.4, 0.3, 0.2, 0.1]] * 5)
+    want, left = np.zeros((5, 4)), 1.0
+    for at, draft in enumerate([0, 1, 2, 3]):
+        want[at] = left * np.array(p[0])
+        want[at, draft] = 0
+        left *= float(p[0, draft].item())
+    want[4] = left * np.array(p[0])
+    assert p_value(counts(p, ids(0, 1, 2, 3), None, 4), want) > alpha
 
 
 def test_an_all_ones_q_at_the_draft_equals_one_hot():

@@ -108,6 +108,27 @@ def test_text_is_encoded_as_it_stands():
     assert tokens(target, prompt="bfc", tokenizer=Digits()) == tokens(target, stop_ids=[0])
 
 
+class Words:
+    """Words with a space before them, which goes at the start of a text; the last id is special."""
+
+    stop_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(f" {token}" for token in tokens if token != 11).removeprefix(" ")
+
+
+@pytest.mark.parametrize("prompt", ["1 5 2", "1 5 2 11", "1 5 11 11 11"])
+def test_the_text_of_an_answer_goes_on_where_the_prompt_ends(prompt):
+    pair = Pair(ToyTarget(), tokenizer=Words())
+    rounds = list(generate(pair, prompt, max_tokens=6))
+    ids, words = [t for r in rounds for t in r.tokens], Words()
+    whole = words.decode([*words.encode(prompt), *ids])
+    assert words.decode(words.encode(prompt)) + "".join(r.text for r in rounds) == whole
+
+
 def test_one_stop_string_may_be_given_bare():
     pair = Pair(ToyTarget(), tokenizer=Digits())
     answer = Digits().decode(tokens(stop_ids=[]))
@@ -243,6 +264,22 @@ def test_near_ties_reach_the_round():
     target.table = mx.zeros_like(target.table)
     rounds = list(generate(Pair(target, ScriptedDrafter([0] * 9, 3, 12, 4)), PROMPT, max_tokens=6))
     assert [(len(r.tokens), r.near_ties) for r in rounds] == [(1, 1), (5, 5)]
+
+
+class Half(ToyTarget):
+    """Answers in bfloat16, the best two logits 3 units in the last place apart."""
+
+    def verify(self, block: mx.array, cache: ToyCache, *, taps: Sequence[int] = ()) -> TargetOutput:
+        output = super().verify(block, cache, taps=taps)
+        row = mx.array([128.0, 128.0 * (1 - 3 * 2**-7), *[0.0] * 10])
+        logits = mx.broadcast_to(row, output.logits.shape).astype(mx.bfloat16)
+        return TargetOutput(logits, output.taps)
+
+
+@pytest.mark.parametrize("settings", [{}, {"frequency_penalty": 1e-6}])
+def test_penalties_do_not_hide_the_near_ties_of_half_precision(settings):
+    rounds = generate(Pair(Half()), PROMPT, max_tokens=4, sampling=Sampling(**settings))
+    assert sum(r.near_ties for r in rounds) == 4
 
 
 def test_rounds_carry_wall_time_and_their_source():

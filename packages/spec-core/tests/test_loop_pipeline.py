@@ -5,7 +5,17 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from spec_core import Draft, FixedCap, NumericsError, Pair, Round, Sampling, TargetOutput, generate
+from spec_core import (
+    Draft,
+    FixedCap,
+    NumericsError,
+    Pair,
+    Round,
+    Sampling,
+    TargetOutput,
+    generate,
+    target_probs,
+)
 from spec_core import loop as loop_module
 from spec_core.testing import ScriptedDrafter, ToyCache, ToyDrafter, ToyTarget
 
@@ -126,6 +136,29 @@ def test_a_perfect_drafter_is_accepted_whole_at_temperature_zero(sampling):
     rounds = run(ToyTarget(), ScriptedDrafter(greedy_answer(29), 3, 12, 6), 29, sampling=sampling)
     assert [len(r.tokens) for r in rounds] == [1, 7, 7, 7, 7]
     assert all(r.n_accepted == r.n_drafted for r in rounds)
+
+
+class Twin(ToyDrafter):
+    """Draws from the target's own rows."""
+
+    def __init__(self, target: ToyTarget) -> None:
+        super().__init__()
+        self.target = target
+
+    def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
+        before, rows = [self.observed[-1], anchor], []
+        for step_key in mx.random.split(key, cap):
+            logits = self.target.table[before[-2], before[-1]]
+            rows.append(target_probs(logits[None], sampling)[0])
+            before.append(int(mx.random.categorical(mx.log(rows[-1]), key=step_key).item()))
+        return Draft(mx.array(before[2:], mx.int32), mx.stack(rows))
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}])
+def test_a_drafter_that_draws_from_the_target_itself_is_accepted_whole(settings):
+    target, sampling = ToyTarget(), Sampling(temperature=1.3, seed=5, **settings)
+    rounds = run(target, Twin(target), 41, sampling=sampling)
+    assert [len(r.tokens) for r in rounds] == [1, *[5] * 8]
 
 
 def test_the_cap_of_the_last_round_fits_the_tokens_left():

@@ -129,6 +129,11 @@ def test_top_p_stops_where_its_mass_is_reached_exactly():
     assert np.allclose(probs_of(logits, top_p=0.51), [[2 / 3, 1 / 3, 0, 0]])
 
 
+def test_a_token_at_min_p_exactly_is_kept():
+    logits = mx.array([[0.0, math.log(0.5), math.log(0.49)]])
+    assert np.allclose(probs_of(logits, min_p=0.5), [[2 / 3, 1 / 3, 0]])
+
+
 def test_min_p_counts_from_the_most_likely_token():
     logits = mx.log(row(0.5, 0.26, 0.24))
     assert np.allclose(probs_of(logits, min_p=0.5), [[0.5 / 0.76, 0.26 / 0.76, 0]])

@@ -6,6 +6,7 @@ sums in another order once it is full, which changes the last bits.
 
 import copy
 import random
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -18,6 +19,9 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from spec_targets import MlxTarget, recurrent
+from spec_targets.families import Layout
+from spec_targets.families.recurrent import RecurrentFamily
 from spec_targets.tiny import VOCAB
 from spec_targets.window import WindowCache
 
@@ -125,6 +129,21 @@ def test_any_rejects_leave_the_state_of_plain_steps(make_target, make_model, kin
 def test_two_hundred_rounds_leave_the_state_of_plain_steps(make_target, make_model, kind):
     target, model = make_target(KINDS[kind]), make_model(KINDS[kind])
     follow(target, model, n_rounds=200, max_block=9, seed=1)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5", "olmo_hybrid", "mamba2"])
+def test_states_too_large_to_hold_are_computed_again(
+    make_target, make_model, monkeypatch, model_type
+):
+    monkeypatch.setattr(recurrent, "_MOST_STATE_BYTES", 0)
+    follow(make_target(model_type), make_model(model_type), n_rounds=16, seed=3)
+
+
+def test_a_recurrence_that_takes_all_rows_at_once_is_run_again(make_model):
+    at_once = replace(recurrent.GATED_DELTA, takes_rows=lambda: False)  # as on Metal
+    family = RecurrentFamily(Layout(owner="language_model"), "linear_attn", recurrence=at_once)
+    target = MlxTarget(make_model("qwen3_5"), family, "qwen3_5", n_heads=4)
+    follow(target, make_model("qwen3_5"), n_rounds=16, seed=4)
 
 
 @pytest.mark.parametrize("kind", PACKED)

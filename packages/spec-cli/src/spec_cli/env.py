@@ -17,6 +17,16 @@ def cache_dir() -> Path:
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("spec"))
 
 
+def kernel_verdicts() -> Path:
+    """Where it is kept which kernels win on this machine."""
+    return cache_dir() / "kernels.json"
+
+
 def preloaded() -> str:
     """LD_PRELOAD, which decides about the BLAS on Linux CPU."""
     return os.environ.get("LD_PRELOAD", "")
+
+
+def api_key() -> str | None:
+    """SPEC_API_KEY, so that a server's key need not stand in a command line."""
+    return os.environ.get("SPEC_API_KEY") or None

@@ -12,6 +12,7 @@ from spec_cli.commands.doctor import doctor
 from spec_cli.commands.eval import evaluate
 from spec_cli.commands.generate import generate
 from spec_cli.commands.models import models
+from spec_cli.commands.serve import serve
 from spec_cli.render import complain
 
 
@@ -21,7 +22,7 @@ def cli() -> None:
     """Speculative decoding on MLX: the target's own output, sooner."""
 
 
-for command in (generate, benchmark, evaluate, models, doctor, convert):
+for command in (generate, serve, benchmark, evaluate, models, doctor, convert):
     cli.add_command(command)
 
 

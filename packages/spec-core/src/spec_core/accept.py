@@ -13,16 +13,17 @@ from spec_core.sampling import draw
 from spec_core.types import Acceptance
 
 
-def accept_greedy(logits: mx.array, drafts: mx.array) -> Acceptance:
+def accept_greedy(logits: mx.array, drafts: mx.array, dtype: mx.Dtype | None = None) -> Acceptance:
     """Temperature 0: a draft is kept while it is the arg-max of the row before it.
 
     Args:
         logits: Target logits over `[anchor, d1..dK]`, shape (K + 1, V); penalties applied.
         drafts: d1..dK, shape (K,), int32; K may be 0.
+        dtype: What the target computed its logits in, for near ties; that of `logits` without.
     """
     best = mx.argmax(logits, axis=-1).astype(mx.int32)  # (K + 1,), ties: the lowest id
     n_accepted = _longest_prefix(best[:-1] == drafts)
-    ties = mx.cumsum(near_tie(logits, best).astype(mx.int32))
+    ties = mx.cumsum(near_tie(logits, best, dtype).astype(mx.int32))
     return Acceptance(n_accepted, best[n_accepted], ties[n_accepted])
 
 
@@ -92,7 +93,7 @@ def residual(target_probs: mx.array, draft_probs: mx.array) -> mx.array:
     return mx.where(mass > 0, positive / mass, target_probs)
 
 
-def near_tie(logits: mx.array, best: mx.array) -> mx.array:
+def near_tie(logits: mx.array, best: mx.array, dtype: mx.Dtype | None = None) -> mx.array:
     """Rows whose two best logits differ by less than rounding can: (T, V) -> (T,) bool.
 
     The tolerance is 8 units in the last place of the dtype at the size of the best logit: below it
@@ -101,11 +102,12 @@ def near_tie(logits: mx.array, best: mx.array) -> mx.array:
     Args:
         logits: Shape (T, V).
         best: Arg-max of each row, shape (T,).
+        dtype: The type whose rounding counts; that of `logits` without.
     """
     top = mx.take_along_axis(logits, best[:, None], axis=-1)  # (T, 1)
     others = mx.put_along_axis(logits, best[:, None], mx.array(-mx.inf, logits.dtype), axis=-1)
     second = others.max(axis=-1, keepdims=True)
-    tolerance = 8 * mx.finfo(logits.dtype).eps * mx.abs(top)
+    tolerance = 8 * mx.finfo(dtype or logits.dtype).eps * mx.abs(top)
     return (top - second <= tolerance)[:, 0]
 
 

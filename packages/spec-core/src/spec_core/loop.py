@@ -16,6 +16,7 @@ import mlx.core as mx
 from spec_core.accept import accept_greedy, accept_residual
 from spec_core.cap import FixedCap
 from spec_core.errors import NumericsError, SpecError
+from spec_core.guide import Guide
 from spec_core.host import floats_as_ints, host_ints, ints_as_floats
 from spec_core.pair import Pair
 from spec_core.protocols import Cache, Cap
@@ -23,7 +24,7 @@ from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_r
 from spec_core.text import TextStream
 from spec_core.types import Acceptance, Draft, FinishReason, Round, RoundKind, TargetOutput
 
-_NO_DRAFTS = Draft(mx.zeros((0,), mx.int32), source="target")
+NO_DRAFTS = Draft(mx.array([], mx.int32), source="target")  # data, so any thread may read it
 _HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts, then their confidence
 
 
@@ -40,6 +41,7 @@ def generate(
     prefill_chunk: int = 2048,
     on_prefill: Callable[[int, int], None] | None = None,
     with_logits: bool = False,
+    guide: Guide | None = None,
 ) -> Iterator[Round]:
     """Continue a prompt; yields committed rounds until a stop or the token limit.
 
@@ -57,6 +59,7 @@ def generate(
         prefill_chunk: Prompt ids per forward; chunks end at multiples of it.
         on_prefill: Called with (ids done, ids in all) after each chunk.
         with_logits: Keep each round's target logits on it.
+        guide: Restricts or reweights what may be drawn, such as a grammar.
 
     Yields:
         Rounds. The first one carries the token drawn from the prompt's logits.
@@ -66,14 +69,14 @@ def generate(
         NumericsError: the target's logits are not numbers.
         ValueError: a setting is outside its range.
     """
-    request = _Request(
+    request = Request(
         pair, prompt, max_tokens, sampling or Sampling(), stop_ids, stop_strings, prefill_chunk
     )
-    run = _Run(request, cap, cache, with_logits)
+    run = Run(request, cap, cache, with_logits, guide)
     return run.rounds(on_prefill)
 
 
-class _Request:
+class Request:
     """The checked request: what to continue, how to draw, when to end."""
 
     def __init__(
@@ -133,7 +136,7 @@ def _room(pair: Pair, prompt: list[int]) -> int:
 
 
 @dataclass(slots=True)
-class _Step:
+class Step:
     """A target forward whose outcome has not been read yet."""
 
     draft: Draft
@@ -142,11 +145,29 @@ class _Step:
     packed: mx.array  # (_HEADER + K,) int32, or (_HEADER + 2K,) with confidence
 
 
-class _Run:
+@dataclass(slots=True)
+class Outcome:
+    """A step as the host reads it, cut at a stop or the limit."""
+
+    tokens: list[int]
+    text: str
+    reason: FinishReason | None
+    drafts: list[int]
+    n_accepted: int
+    near_ties: int
+    confidence: tuple[float, ...] | None = None
+
+
+class Run:
     """One generation: the mutable state between rounds."""
 
     def __init__(
-        self, request: _Request, cap: Cap | None, cache: Cache | None, with_logits: bool
+        self,
+        request: Request,
+        cap: Cap | None,
+        cache: Cache | None,
+        with_logits: bool,
+        guide: Guide | None = None,
     ) -> None:
         self.request = request
         self.target = request.pair.target
@@ -162,6 +183,10 @@ class _Run:
         if cache is None and self.drafter is not None:
             self.drafter.reset()
         self.with_logits = with_logits
+        self.guide = guide
+        self.may_pipeline = guide is None or guide.fixed
+        self.pipelined = self.may_pipeline
+        self.in_flight = False  # a plain step has been enqueued ahead of the round handed out
         self.n_emitted = 0
         self.anchor = -1
         self.handed_out = time.perf_counter()
@@ -175,24 +200,37 @@ class _Run:
     # -- the rounds ------------------------------------------------------------------------------
 
     def rounds(self, on_prefill: Callable[[int, int], None] | None) -> Iterator[Round]:
+        """All rounds, the first one included."""
         try:
-            output = self.prefill(on_prefill)
-            first = self.finish(self.decide(_NO_DRAFTS, output), "prefill")
-            self.cap.observe(first)
-            yield first
-            done = first.finish_reason is not None
-            while not done:
-                cap = min(self.ask_cap(), self.max_draft, self.n_left - 1)
-                self.asked = None
-                for round_ in self.plain_steps() if cap < 1 else self.one_round(cap):
-                    self.cap.observe(round_)
-                    done = round_.finish_reason is not None
-                    yield round_
+            for first in self.prefill():
+                if on_prefill is not None:
+                    on_prefill(self.cache.offset, len(self.request.prompt))
+                if first is None:
+                    continue
+                self.cap.observe(first)
+                yield first
+                if first.finish_reason is None:
+                    yield from self.decode()
         finally:
-            if self.cache.is_open:
-                self.target.commit(self.cache, 0)
+            self.close()
 
-    def prefill(self, on_prefill: Callable[[int, int], None] | None) -> TargetOutput:
+    def decode(self) -> Iterator[Round]:
+        """The rounds after the first one."""
+        done = False
+        while not done:
+            cap = self.take_cap()
+            for round_ in self.plain_steps() if cap < 1 else self.one_round(cap):
+                self.cap.observe(round_)
+                done = round_.finish_reason is not None
+                yield round_
+
+    def close(self) -> None:
+        """Abandon a block that is still open."""
+        if self.cache.is_open:
+            self.target.commit(self.cache, 0)
+
+    def prefill(self) -> Iterator[Round | None]:
+        """Forward the prompt chunk by chunk; yields None between chunks and the first round."""
         prompt, size = self.request.prompt, self.request.prefill_chunk
         start = self.cache.offset
         if start >= len(prompt):
@@ -206,14 +244,20 @@ class _Run:
             output = self.target.prefill(chunk, self.cache, taps=self.taps)
             if self.drafter is not None:
                 self.drafter.observe(chunk, output)
-            if on_prefill is not None:
-                on_prefill(end, len(prompt))
             if end == len(prompt):
-                return output
+                break
+            yield None
             start = end
+        yield self.finish(self.decide(NO_DRAFTS, output), "prefill")
 
     def one_round(self, cap: int) -> Iterator[Round]:
         """Draft, verify, accept, commit. Without a draft this is a plain step."""
+        draft = self.propose(cap)
+        step = self.enqueue(mx.array([self.anchor], mx.int32), draft)
+        yield self.finish(step, "verify" if draft.n_drafted else "plain", cap=cap)
+
+    def propose(self, cap: int) -> Draft:
+        """Ask the drafter for at most `cap` tokens, at least 1."""
         assert self.drafter is not None
         sampling = self.request.sampling
         draft = self.drafter.draft(self.anchor, cap, sampling=sampling, key=self.next_key())
@@ -222,19 +266,19 @@ class _Run:
                 f'[draft] Drafter "{self.drafter.name}" must propose at most {cap} tokens, '
                 f"got {draft.n_drafted}."
             )
-        step = self.enqueue(mx.array([self.anchor], mx.int32), draft)
-        yield self.finish(step, "verify" if draft.n_drafted else "plain", cap=cap)
+        return draft
 
     def plain_steps(self) -> Iterator[Round]:
         """Steps of one row, each enqueued before the one before it is read."""
-        step = self.enqueue(mx.array([self.anchor], mx.int32), _NO_DRAFTS)
+        step = self.enqueue(mx.array([self.anchor], mx.int32), NO_DRAFTS)
         while True:
             following = None
-            if self.n_left > 1 and min(self.ask_cap(), self.max_draft) < 1:
+            if self.pipelined and self.n_left > 1 and min(self.ask_cap(), self.max_draft) < 1:
                 self.asked = None
                 self.target.commit(self.cache, 1)
-                following = self.enqueue(step.outcome.next_token[None], _NO_DRAFTS)
+                following = self.enqueue(step.outcome.next_token[None], NO_DRAFTS)
             round_ = self.finish(step, "plain", committed=following is not None)
+            self.in_flight = following is not None and round_.finish_reason is None
             yield round_
             if following is None or round_.finish_reason is not None:
                 return
@@ -244,6 +288,7 @@ class _Run:
 
     @property
     def n_left(self) -> int:
+        """Tokens that may still be emitted."""
         return self.request.max_tokens - self.n_emitted
 
     def ask_cap(self) -> int:
@@ -252,11 +297,18 @@ class _Run:
             self.asked = self.cap.next()
         return self.asked
 
+    def take_cap(self) -> int:
+        """How many drafts the round that begins now may hold."""
+        cap = min(self.ask_cap(), self.max_draft, self.n_left - 1)
+        self.asked = None
+        return cap
+
     def next_key(self) -> mx.array:
         """Fresh randomness; made on the host, so that no chain of splits grows on the device."""
         return mx.random.key(self.keys.getrandbits(63))
 
-    def enqueue(self, anchor_row: mx.array, draft: Draft) -> _Step:
+    def enqueue(self, anchor_row: mx.array, draft: Draft) -> Step:
+        """Verify the anchor and a draft, decide, and start computing."""
         block = anchor_row
         if draft.n_drafted:
             # MLX does not check bounds; the accept rule refuses what is clipped here.
@@ -267,14 +319,19 @@ class _Run:
         mx.async_eval(step.packed)
         return step
 
-    def decide(self, draft: Draft, output: TargetOutput) -> _Step:
+    def decide(self, draft: Draft, output: TargetOutput) -> Step:
         """The accept rule on the target's settings, packed for one read."""
         sampling, logits = self.request.sampling, output.logits
         if self.seen is not None:
             seen = seen_by_row(self.seen, draft.tokens)
             logits = penalise(logits, sampling, seen)
+        if self.guide is not None:
+            drafts: list[int] = []
+            if not self.guide.fixed:
+                drafts = host_ints(draft.tokens)  # sync: a grammar walks the drafts on the host
+            logits = logits.astype(mx.float32) + self.guide.bias(drafts)
         if sampling.greedy:
-            outcome = accept_greedy(logits, draft.tokens)
+            outcome = accept_greedy(logits, draft.tokens, output.logits.dtype)
         else:
             probs = target_probs(logits, sampling)
             outcome = accept_residual(probs, draft.tokens, draft.probs, self.next_key())
@@ -290,13 +347,19 @@ class _Run:
         parts = [mx.stack(header), draft.tokens.astype(mx.int32)]
         if draft.confidence is not None:
             parts.append(floats_as_ints(draft.confidence))
-        return _Step(draft, output, outcome, mx.concatenate(parts))
+        return Step(draft, output, outcome, mx.concatenate(parts))
 
     def finish(
-        self, step: _Step, kind: RoundKind, *, cap: int = 0, committed: bool = False
+        self, step: Step, kind: RoundKind, *, cap: int = 0, committed: bool = False
     ) -> Round:
         """Read the outcome, cut at a stop, commit, let the drafter observe."""
-        values = host_ints(step.packed)  # sync: the one read of the round
+        outcome = self.choose(step, host_ints(step.packed))  # sync: the one read of the round
+        if kind != "prefill" and not committed:
+            self.target.commit(self.cache, len(outcome.tokens))
+        return self.record(step, outcome, kind, cap)
+
+    def choose(self, step: Step, values: list[int]) -> Outcome:
+        """What the packed values say, cut at a stop."""
         n_accepted, next_token, near_ties, n_bad = values[:_HEADER]
         if n_bad:
             raise NumericsError(
@@ -308,11 +371,16 @@ class _Run:
         if step.draft.confidence is not None:
             confidence = ints_as_floats(values[_HEADER + n_drafted :])
         tokens, text, reason = self.cut([*drafts[:n_accepted], next_token])
+        return Outcome(tokens, text, reason, drafts, n_accepted, near_ties, confidence)
+
+    def record(self, step: Step, outcome: Outcome, kind: RoundKind, cap: int = 0) -> Round:
+        """After the commit: let the drafter observe, count, and make the round."""
+        tokens, drafts = outcome.tokens, outcome.drafts
         n_keep = len(tokens)
         if kind != "prefill":
-            if not committed:
-                self.target.commit(self.cache, n_keep)
             self.observe(step, [self.anchor, *drafts], n_keep)
+        if self.guide is not None:
+            self.guide.advance(tokens)
         if self.seen is not None and drafts:
             counts = self.seen.answer.at[mx.array(tokens, mx.int32)].add(1.0)
             self.seen = Seen(self.seen.prompt, counts)
@@ -322,21 +390,22 @@ class _Run:
         elapsed_s, self.handed_out = now - self.handed_out, now
         return Round(
             tokens=tuple(tokens),
-            text=text,
+            text=outcome.text,
             kind=kind,
-            n_drafted=n_drafted,
-            n_accepted=n_accepted,
+            n_drafted=step.draft.n_drafted,
+            n_accepted=outcome.n_accepted,
             source=step.draft.source,
-            near_ties=near_ties,
+            near_ties=outcome.near_ties,
             elapsed_s=elapsed_s,
-            finish_reason=reason,
+            finish_reason=outcome.reason,
             logits=step.output.logits[:n_keep] if self.with_logits else None,
             offset=self.cache.offset,
             cap=cap,
-            confidence=confidence,
+            confidence=outcome.confidence,
         )
 
-    def observe(self, step: _Step, block: list[int], n_keep: int) -> None:
+    def observe(self, step: Step, block: list[int], n_keep: int) -> None:
+        """Show the drafter the rows that were kept."""
         if self.drafter is None:
             return
         output = step.output
@@ -344,9 +413,11 @@ class _Run:
         self.drafter.observe(block[:n_keep], kept)
 
     def cut(self, tokens: list[int]) -> tuple[list[int], str, FinishReason | None]:
-        """Keep tokens up to a stop or the limit; returns (kept ids, final text, reason)."""
+        """Keep tokens up to a stop; returns (kept ids, final text, reason).
+
+        The cap leaves room for the token after the drafts, so there are never more than n_left.
+        """
         request, stream, text = self.request, self.request.text, ""
-        tokens = tokens[: self.n_left]
         for n, token in enumerate(tokens, 1):
             if token in request.stop_ids:
                 return tokens[:n], text + (stream.finish() if stream else ""), "stop"

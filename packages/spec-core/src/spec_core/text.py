@@ -38,8 +38,9 @@ class TextStream:
         self._ids = list(prompt_tail)
         self._start = 0  # decode from here: enough context to render the newest tokens
         self._read = len(self._ids)  # text of the ids before this one has been taken
-        self._held = ""
+        self._held: str = ""
         self.stopped = False
+        self.stopped_by: str | None = None  # the stop string that ended the text
 
     def push(self, token: int) -> str:
         """Add one token; returns text that became final. Sets `stopped` at a stop string."""
@@ -67,10 +68,11 @@ class TextStream:
 
     def _release(self, text: str) -> str:
         text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
+            at, self.stopped_by = min(found)
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[:at]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         cut = len(text) - keep
         self._held = text[cut:]

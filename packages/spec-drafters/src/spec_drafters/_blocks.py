@@ -8,18 +8,21 @@ References:
     DFlash: arXiv:2602.06036, section 3.
 """
 
+import copy
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import mlx.core as mx
 
 from spec_core import LoadError, Target
 from spec_drafters._context import ContextCache, ContextState
+from spec_drafters._fit import check_taps, rounded_to_bf16
 from spec_drafters._head import HeadConfig, LayerView
 from spec_drafters._layers import (
     Layer,
     attend,
-    feed_forward,
+    gated_mlp,
     layer_step,
     load_layers,
     split_kv,
@@ -105,6 +108,13 @@ class BlockBody:
             h = self._layer(layer, h, position, cache, masks[view])
         return mx.fast.rms_norm(h, self._final_norm, body.eps)
 
+    def fork(self) -> Self:
+        """The same weights with an empty context."""
+        other = copy.copy(self)
+        other._caches = [cache.fork() for cache in self._caches]
+        other._unflushed = False
+        return other
+
     def reset(self) -> None:
         """Forget the context."""
         for cache in self._caches:
@@ -163,7 +173,7 @@ class BlockBody:
             return attend(layer, body, self._rotation, x, position, cache.with_block, mask)
 
         def mlp(x: mx.array) -> mx.array:
-            return feed_forward(layer, body, x)
+            return gated_mlp(layer.gate_up, layer.down, x, gemma=body.kind == "gemma4")
 
         return layer_step(layer, body, h, attention, mlp)
 
@@ -190,9 +200,7 @@ def _embedding_scale(head: HeadConfig) -> float:
     """The factor of embedding rows; gemma rounds its square root of H to bf16."""
     if head.backbone.kind != "gemma4":
         return head.embed_scale
-    rounded = mx.array([head.embed_scale]).astype(mx.bfloat16).astype(mx.float32)
-    values: list[float] = rounded.tolist()  # pyright: ignore[reportAssignmentType]
-    return values[0]  # sync: once, at load
+    return rounded_to_bf16(head.embed_scale)
 
 
 def _log_snr_rows(weights: Weights, head: HeadConfig) -> mx.array | None:
@@ -222,19 +230,8 @@ def check_fit(head: HeadConfig, target: Target) -> None:
     Raises:
         LoadError: depth, width or vocabulary differ, or the target cannot be tapped.
     """
-    where, taps = head.family, head.taps
-    if target.tap_refusal is not None:
-        raise LoadError(
-            f"[{where}] The drafter reads hidden states of the target, which cannot be tapped: "
-            f"{target.tap_refusal}. Use lookup or a draft model."
-        )
-    depth = head.n_target_layers
-    if (depth is not None and depth != target.n_layers) or taps[-1] >= target.n_layers:
-        of = f"a {depth}-layer target" if depth is not None else "its target"
-        raise LoadError(
-            f"[{where}] Checkpoint taps layers {taps} of {of}, got a target with "
-            f"{target.n_layers} layers. Use the drafter made for it."
-        )
+    where = head.family
+    check_taps(where, head.taps, head.n_target_layers, target)
     if head.vocab_size is not None and head.vocab_size != target.vocab_size:
         raise LoadError(
             f"[{where}] Drafter and target must share a vocabulary, got {head.vocab_size} and "

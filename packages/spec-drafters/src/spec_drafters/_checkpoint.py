@@ -1,6 +1,6 @@
 """An opened drafter checkpoint: its config, its tensors under canonical names, and its kind."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from spec_core import LoadError, Target
 from spec_drafters._files import read_config, read_tensors
 from spec_drafters._head import HeadConfig
 from spec_drafters._packaging import read_block_head
-from spec_drafters._speculators import is_speculators, translate
 from spec_drafters._weights import Weights
 
 # Needed in training only.
@@ -71,13 +70,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 
 
 def read_head(checkpoint: Checkpoint, target: Target) -> HeadConfig:
-    """The block head that a checkpoint holds, its vocabularies settled by its tensors."""
-    config, lineage = checkpoint.config, None
-    if is_speculators(config):
-        config, lineage = translate(config)
-    head = read_block_head(config, checkpoint.shapes, target.hidden_size, lineage)
-    rows = checkpoint.shapes.get("lm_head.weight", (target.vocab_size,))[0]
-    return replace(head, draft_vocab_size=rows)
+    """The block head that a checkpoint holds."""
+    return read_block_head(checkpoint.config, checkpoint.shapes, target.hidden_size)
 
 
 def _canonical(name: str) -> str:

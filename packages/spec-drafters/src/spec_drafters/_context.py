@@ -87,6 +87,12 @@ class ContextCache:
         end = n_used + n_block
         return self._keys[:, :, :end], self._values[:, :, :end]
 
+    def rows(self) -> tuple[mx.array | None, mx.array | None]:
+        """Keys and values of the context alone, (1, n_kv, n_used, head_dim); None when empty."""
+        if self.n_used == 0 or self._keys is None or self._values is None:
+            return None, None
+        return self._keys[:, :, : self.n_used], self._values[:, :, : self.n_used]
+
     def positions(self) -> mx.array:
         """Absolute position of each context row as it lies in the buffer, (n_used,) int32."""
         slots = mx.arange(self.n_used)
@@ -94,6 +100,10 @@ class ContextCache:
             return slots
         newest = self.n_rows - 1
         return newest - (newest - slots) % self._window
+
+    def fork(self) -> "ContextCache":
+        """An empty cache with the same limits."""
+        return ContextCache(self._window, self._n_block)
 
     def reset(self) -> None:
         """Forget all rows; keeps the buffer."""

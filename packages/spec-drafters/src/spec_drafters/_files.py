@@ -10,10 +10,40 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
 
 from spec_core import LoadError
 
 _INDEX = "model.safetensors.index.json"
+_PATTERNS = ["*.json", "*.safetensors"]  # a checkpoint's Python files are not fetched
+
+
+def locate(name: Path | str) -> Path:
+    """The folder of a drafter: a local one, or a snapshot of the Hugging Face hub.
+
+    Raises:
+        LoadError: neither exists.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    text = str(name)
+    if path.is_file() or text.count("/") != 1 or text.startswith((".", "/", "~")):
+        raise LoadError(
+            f'[load] A drafter must be a folder or <owner>/<name> on the hub, got "{text}". '
+            "Pass the folder that holds config.json and the weights."
+        )
+    try:
+        return Path(snapshot_download(text, allow_patterns=_PATTERNS))
+    except HFValidationError as error:
+        raise LoadError(f'[load] "{text}" must be a Hugging Face id, got: {error}.') from error
+    except Exception as error:  # the hub client raises its transport's own errors
+        reason = (str(error).strip().splitlines() or [""])[0][:200]
+        raise LoadError(
+            f'[load] "{text}" must be a folder here or reachable on the hub, got '
+            f"{type(error).__name__}: {reason}. Download it first and pass its folder."
+        ) from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:

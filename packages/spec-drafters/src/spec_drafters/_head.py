@@ -86,7 +86,6 @@ class HeadConfig:
         logits_start: First row whose logits count: 0 when the anchor's row predicts.
         mask_id: Token of the rows behind the anchor.
         vocab_size: V, None where the config does not say.
-        draft_vocab_size: Vd; equal to V without a reduced vocabulary.
         markov: Kind of Markov head, None without.
         own_softcap: Softcap of the head's own lm_head, applied before the Markov bias.
         draft_softcap: Softcap of a reused head's logits (DFlash).
@@ -107,7 +106,6 @@ class HeadConfig:
     logits_start: int
     mask_id: int
     vocab_size: int | None
-    draft_vocab_size: int | None
     markov: Literal["vanilla", "gated", "rnn"] | None = None
     own_softcap: float | None = None
     draft_softcap: float | None = None

@@ -241,12 +241,10 @@ def attend(
     return layer.o(out if gate is None else out * mx.sigmoid(gate))
 
 
-def feed_forward(layer: Layer, body: Backbone, normed: mx.array) -> mx.array:
-    """The gated MLP: (B, H) -> (B, H)."""
-    gate, up = mx.split(layer.gate_up(normed), 2, axis=-1)
-    if body.kind == "gemma4":
-        return layer.down(_gelu_tanh(gate) * up)
-    return layer.down(gate * mx.sigmoid(gate) * up)
+def gated_mlp(gate_up: Matrix, down: Matrix, normed: mx.array, *, gemma: bool) -> mx.array:
+    """The gated MLP, with silu or gemma's gelu: (B, H) -> (B, H)."""
+    gate, up = mx.split(gate_up(normed), 2, axis=-1)
+    return down((_gelu_tanh(gate) if gemma else gate * mx.sigmoid(gate)) * up)
 
 
 def _gelu_tanh(x: mx.array) -> mx.array:

@@ -12,29 +12,26 @@ from typing import Any
 from spec_core import LoadError
 from spec_drafters._head import Backbone, Family, HeadConfig, LayerView, Lineage
 from spec_drafters._rope import Rope, read_rope
+from spec_drafters._speculators import is_speculators, translate
 
 Config = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def read_block_head(
-    config: Config, shapes: Shapes, target_hidden_size: int, lineage: Lineage | None = None
-) -> HeadConfig:
-    """The head of a checkpoint, from native keys.
+def read_block_head(config: Config, shapes: Shapes, target_hidden_size: int) -> HeadConfig:
+    """The head of a checkpoint.
 
     Args:
-        config: Native keys.
+        config: config.json, native or in the speculators schema.
         shapes: Shape of each tensor by canonical name.
         target_hidden_size: H of the target.
-        lineage: What a translated schema adds.
 
     Raises:
         LoadError: the algorithm is not supported, or a needed setting is missing.
     """
-    settings = _Settings(config, lineage or Lineage())
+    settings = _settings(config)
     family = _family(settings, shapes)
     backbone = _backbone(settings, shapes, family)
-    vocab_size = settings.integer("vocab_size", None)
     head = HeadConfig(
         family=family,
         packaging=settings.lineage.packaging or _packaging(settings, family),
@@ -45,14 +42,28 @@ def read_block_head(
         block_size=settings.integer("block_size", 16 if family != "dspark" else None) or 0,
         logits_start=_logits_start(settings, family),
         mask_id=settings.needed("mask_token_id", family),
-        vocab_size=vocab_size,
-        draft_vocab_size=settings.integer("draft_vocab_size", None) or vocab_size,
+        vocab_size=settings.integer("vocab_size", None),
         log_snr=_log_snr(settings, family),
     )
     _check_block(head)
     if family == "dspark":
         return replace(head, **_dspark_extras(settings, shapes, backbone))
     return replace(head, **_dflash_extras(settings, shapes, family))
+
+
+def block_family(config: Config, shapes: Shapes) -> Family:
+    """Which of the block families a checkpoint holds.
+
+    Raises:
+        LoadError: none that is supported.
+    """
+    return _family(_settings(config), shapes)
+
+
+def _settings(config: Config) -> "_Settings":
+    if is_speculators(config):
+        return _Settings(*translate(config))
+    return _Settings(config, Lineage())
 
 
 class _Settings:

@@ -47,7 +47,7 @@ def read_vocab(weights: Weights, vocab_size: int, n_draft: int) -> DraftVocab:
     """
     where = weights.where
     if n_draft == vocab_size:
-        if weights.has("d2t"):
+        if weights.wants("d2t"):
             raise LoadError(
                 f'[{where}] A "d2t" map belongs to a reduced vocabulary, got one with all '
                 f"{vocab_size} tokens. Use a consistent export of the drafter."

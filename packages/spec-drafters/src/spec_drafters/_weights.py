@@ -95,6 +95,10 @@ class Weights:
         """True when the checkpoint holds the tensor."""
         return name in self._tensors
 
+    def wants(self, name: str) -> bool:
+        """True when the checkpoint holds the tensor and nobody said to ignore it."""
+        return name in self._tensors and not name.startswith(self._ignored)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape as stored; of a matrix that may be packed, ask `matrix_shape`."""
         return self._tensors[name].shape
@@ -108,6 +112,10 @@ class Weights:
         if self.has(f"{name}.weight_scale_2"):
             return array.shape[0], array.shape[1] * 2  # NVFP4: two codes a byte
         return array.shape[0], array.shape[1]
+
+    def ignore(self, name: str) -> None:
+        """Note that a tensor is present and not wanted."""
+        self._ignored = (*self._ignored, name)
 
     def leave(self, part: str) -> None:
         """Note that a part is left to the target."""

@@ -1,47 +1,179 @@
-"""From a mode or a folder to a drafter: the loader behind `spec_core.load_pair`."""
+"""From a folder, a hub id or nothing to a drafter that fits the target: the loader of `load_pair`.
 
+What a checkpoint is follows from what its files hold; the mode only confirms it. Without a
+checkpoint the table of known pairs decides, and lookup where it knows none.
+"""
+
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_core import Drafter, LoadError, Target, registry
-from spec_drafters._checkpoint import open_checkpoint, read_head
+from spec_core import Drafter, LoadError, Target
+from spec_drafters._checkpoint import Checkpoint, open_checkpoint
+from spec_drafters._eagle_config import is_eagle3
+from spec_drafters._files import locate
+from spec_drafters._packaging import block_family
+from spec_drafters._speculators import algorithm, is_speculators
+from spec_drafters.dflash import DFlashDrafter
+from spec_drafters.dflash2 import DFlash2Drafter
+from spec_drafters.draft_model import DraftModelDrafter
+from spec_drafters.dspark import DSparkDrafter
+from spec_drafters.eagle3 import Eagle3Drafter
+from spec_drafters.hybrid import HybridDrafter
 from spec_drafters.lookup import LookupDrafter
+from spec_drafters.pairs import KnownPair, find_pair
 
-_WITHOUT_WEIGHTS = ("lookup",)
+MODES = ("auto", "dspark", "dflash", "eagle3", "draft-model", "lookup")
+# Tensors that only heads of other algorithms have, and whose they are.
+_FOREIGN = {
+    "mtp.": "draft stages inside a full model (a bundled DeepSeek checkpoint)",
+    "medusa_head.": "Medusa heads",
+    "layer_fusion_weights": "a DFly head",
+    "hidden_correction.": "a DFly head",
+    "aux_hidden_norms.": "a Laguna head",
+    "context_proj.": "a DFly head",
+    "target_model.": "a drafter with its whole target inside",
+}
 
 
 def load_drafter(
-    path: str | Path | None,
+    path_or_id: Path | str | None,
     target: Target,
     *,
     mode: str = "auto",
     model: str | None = None,
+    bits: int = 4,
+    window: int = 4096,
+    confidence_threshold: float | None = None,
+    lookup_drafts: bool | None = None,
     **options: Any,
 ) -> Drafter:
     """Load what drafts for a target.
 
     Args:
-        path: The drafter's checkpoint folder; None lets the mode decide.
+        path_or_id: Folder or hub id of a drafter, or of a small model; None asks the known pairs.
         target: The model it drafts for.
-        mode: A drafter's name, or "auto": what the checkpoint holds, lookup without one.
-        model: What the target was named by.
-        options: Passed on to drafters with weights: bits, window, confidence_threshold.
+        mode: "auto", or the kind that must come out: "dspark", "dflash" (DFlash 2 included),
+            "eagle3", "draft-model", "lookup".
+        model: Name or folder of the target, to find its pair and its vocabulary.
+        bits: 4 or 8 quantises the drafter's linears and embeddings at load; 16 does not. A
+            checkpoint that is quantised already stays as it is.
+        window: Context rows that a bidirectional head sees, the newest; 0 for all.
+        confidence_threshold: DSpark only: cut drafts at the first slot less sure than this; the
+            pair's without, or 0.
+        lookup_drafts: Put lookup in front (`HybridDrafter`); without it what the pair says in mode
+            "auto", and no lookup in any other mode.
+        options: Further options of the drafter's class.
 
     Raises:
-        LoadError: the drafter cannot be run beside this target.
+        LoadError: the checkpoint does not fit the target or the mode, or is of a kind that is not
+            supported. In mode "auto" without a checkpoint a known drafter that cannot be loaded
+            gives a warning and lookup instead.
+        ValueError: no such mode.
     """
-    if path is None:
-        if mode in ("auto", *_WITHOUT_WEIGHTS):
+    if mode not in MODES:
+        raise ValueError(f'[load] mode must be one of {", ".join(MODES)}, got "{mode}".')
+    if mode == "lookup":
+        return LookupDrafter(**options)
+    settings = {"bits": bits, "window": window, "model": model, **options}
+    settings["confidence_threshold"] = confidence_threshold
+    if path_or_id is not None:
+        drafter = _load(path_or_id, target, mode, settings)
+        return _with_lookup(drafter, mode == "auto" if lookup_drafts is None else lookup_drafts)
+    pair = find_pair(model) if model is not None else None
+    found = pair.drafter_for(mode) if pair is not None else None
+    if pair is None or found is None:
+        if mode == "auto":
             return LookupDrafter()
-        raise LoadError(f'[drafters] Mode "{mode}" needs a drafter. Name one with --drafter.')
-    if mode in _WITHOUT_WEIGHTS:
-        raise LoadError(f'[drafters] Mode "{mode}" has no weights, got a drafter "{path}".')
-    if target.tap_refusal is not None:
         raise LoadError(
-            f"[drafters] The target's layers cannot be tapped: {target.tap_refusal}. "
-            "Lookup stays available: --mode lookup."
+            f'[load] Mode "{mode}" needs a drafter for "{model}", and no pair is known. '
+            'Pass one, or use mode "lookup".'
         )
-    name = read_head(open_checkpoint(path), target).family if mode == "auto" else mode
-    if name != "dspark":
-        options.pop("confidence_threshold", None)
-    return registry.load(registry.DRAFTERS, name).load(path, target, **options)
+    return _load_known(pair, found, target, mode, settings, lookup_drafts)
+
+
+def _load_known(
+    pair: KnownPair,
+    found: str,
+    target: Target,
+    mode: str,
+    settings: dict[str, Any],
+    lookup_drafts: bool | None,
+) -> Drafter:
+    """A registered pair's drafter, with what the table says about it."""
+    if settings["confidence_threshold"] is None:
+        settings["confidence_threshold"] = pair.confidence_threshold
+    try:
+        drafter = _load(found, target, "auto", settings)
+    except LoadError as error:
+        if mode != "auto":
+            raise
+        warnings.warn(f"Drafting by lookup: {error}", RuntimeWarning, stacklevel=3)
+        return LookupDrafter()
+    in_front = pair.lookup and mode == "auto" if lookup_drafts is None else lookup_drafts
+    return _with_lookup(drafter, in_front)
+
+
+def _with_lookup(drafter: Drafter, in_front: bool) -> Drafter:
+    return HybridDrafter(drafter) if in_front else drafter
+
+
+def _load(name: Path | str, target: Target, mode: str, settings: dict[str, Any]) -> Drafter:
+    folder = locate(name)
+    checkpoint = open_checkpoint(folder)
+    kind = detect(checkpoint)
+    wanted = "dflash" if kind == "dflash2" else kind
+    if mode not in ("auto", wanted):
+        raise LoadError(
+            f'[load] Mode "{mode}" needs a checkpoint of that kind, got a "{wanted}" one in '
+            f'"{folder.name}". Use mode "{wanted}" or "auto".'
+        )
+    threshold = settings.pop("confidence_threshold")
+    if kind == "draft-model":
+        kept = {k: v for k, v in settings.items() if k not in ("bits", "window")}
+        return DraftModelDrafter.load(folder, target, **kept)
+    settings.pop("model")
+    if kind == "eagle3":
+        settings.pop("window")
+        return Eagle3Drafter(checkpoint, target, **settings)
+    if kind == "dspark":
+        return DSparkDrafter(checkpoint, target, confidence_threshold=threshold or 0.0, **settings)
+    family = DFlash2Drafter if kind == "dflash2" else DFlashDrafter
+    return family(checkpoint, target, **settings)
+
+
+def detect(checkpoint: Checkpoint) -> str:
+    """Kind of a checkpoint: "dspark", "dflash", "dflash2", "eagle3" or "draft-model".
+
+    Raises:
+        LoadError: another algorithm's.
+    """
+    config, shapes = checkpoint.config, checkpoint.shapes
+    _refuse_foreign(config, shapes)
+    if is_speculators(config):
+        algorithm(config)
+    if is_eagle3(config, shapes):
+        return "eagle3"
+    if "fc.weight" in shapes or "hidden_norm.weight" in shapes:
+        return block_family(config, shapes)
+    if "embed_tokens.weight" in shapes:
+        return "draft-model"
+    raise LoadError(
+        f'[load] "{checkpoint.path.name}" must hold a DSpark, DFlash or EAGLE-3 head, or a model, '
+        f"got {len(shapes)} tensors of neither. Use lookup, or another drafter."
+    )
+
+
+def _refuse_foreign(config: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
+    for marker, whose in _FOREIGN.items():
+        if any(name.startswith(marker) for name in shapes):
+            raise LoadError(
+                f"[load] The checkpoint must hold a DSpark, DFlash or EAGLE-3 head, got {whose}. "
+                "Use lookup, or another drafter for this target."
+            )
+    if "block_size" not in config and any(key.startswith("dspark_") for key in config):
+        raise LoadError(
+            "[load] The checkpoint must hold a drafter alone, got a full model with drafting "
+            "stages inside. Use lookup, or a standalone drafter for this target."
+        )

@@ -19,7 +19,7 @@ from spec_core import Draft, Sampling, TargetOutput
 _GRAMS = (16, 8, 5)  # indexed lengths above min_match, longest first
 _DEPTH_LIMIT = 64  # a match is measured no further back than this
 _COPY_RUN = 8  # from this depth on, the draft's length follows the depth
-_NOTHING = mx.zeros((0,), mx.int32)
+_NOTHING = mx.array([], mx.int32)  # data, so any thread may read it
 
 
 class LookupDrafter:
@@ -49,6 +49,7 @@ class LookupDrafter:
                 f"{max_draft}, {short_draft} and {min_match}."
             )
         self.max_draft = max_draft
+        self._settings = (max_draft, short_draft, min_match)
         self._short = min(short_draft, max_draft)
         self._lengths = (*(n for n in _GRAMS if n > min_match), min_match)
         self.reset()
@@ -86,6 +87,10 @@ class LookupDrafter:
         self._index: tuple[dict[int, int], ...] = tuple({} for _ in self._lengths)
         self._n_drafted = 0
         self._parking = _Parking()
+
+    def fork(self) -> "LookupDrafter":
+        """Another one with the same settings and no tokens."""
+        return LookupDrafter(*self._settings)
 
     def state(self) -> tuple[int, ...]:
         """The committed tokens; parking is not part of it."""

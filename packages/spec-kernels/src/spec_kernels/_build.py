@@ -79,36 +79,111 @@ def metal_kernel(text: Text, factory: Factory | None = None) -> Kernel:
     )
 
 
-@functools.cache
-def cuda_kernel(
-    text: Text, template: Template, threads: int, blocks: int = 1, shared: int = 0
-) -> Kernel:
-    """The CUDA kernel of `text` for one specialisation.
+class CudaKernel:
+    """One specialisation of a CUDA text.
+
+    MLX's factory assembles the whole source again at every call, for a module it then finds by
+    name. After the first call a second factory takes over: same name, and a source that only
+    mentions the shapes to pass. Should a version of MLX compile that source, the first factory
+    stays.
 
     Args:
         text: the kernel.
-        template: names and values of its compile-time constants; part of the compiled name.
+        constants: names and values of its compile-time constants.
         threads: threads of a block, which bounds the registers of each.
         blocks: blocks that must fit on a multiprocessor at once.
         shared: bytes of dynamic shared memory of a block.
+        prelude: lines before the text's own.
     """
-    header = read_text("cuda", f"{text.header}.cu") if text.header else ""
-    header += (
-        "\n#undef __global__\n#define __global__ __attribute__((global)) "
-        f"__launch_bounds__({threads}, {blocks})\n"
-    )
-    source = read_text("cuda", f"{text.name}.cu")
-    digest = hashlib.sha256("\0".join((header, source, repr(template))).encode()).hexdigest()[:12]
-    make = cast(Factory, mx.fast.cuda_kernel)
-    return make(
-        name=f"spec_{text.name}_{digest}",
-        input_names=list(text.inputs),
-        output_names=list(text.outputs),
-        source=source,
-        header=header,
-        ensure_row_contiguous=text.row_contiguous,
-        shared_memory=shared,
-    )
+
+    def __init__(
+        self,
+        text: Text,
+        constants: Template,
+        threads: int,
+        blocks: int = 1,
+        shared: int = 0,
+        prelude: str = "",
+    ) -> None:
+        header = read_text("cuda", f"{text.header}.cu") if text.header else ""
+        header += (
+            "\n#undef __global__\n#define __global__ __attribute__((global)) "
+            f"__launch_bounds__({threads}, {blocks})\n"
+        )
+        lines = "".join(_constant(name, value) for name, value in constants)
+        source = lines + prelude + read_text("cuda", f"{text.name}.cu")
+        digest = hashlib.sha256(f"{header}\0{source}".encode()).hexdigest()[:16]
+        self._make = functools.partial(
+            cast(Factory, mx.fast.cuda_kernel),
+            name=f"spec_{text.name}_{digest}",
+            input_names=list(text.inputs),
+            output_names=list(text.outputs),
+            ensure_row_contiguous=text.row_contiguous,
+            shared_memory=shared,
+        )
+        self._mentions = " ".join(
+            word
+            for name in text.inputs
+            for part in ("shape", "strides", "ndim")
+            if (word := f"{name}_{part}") in source
+        )
+        self._kernel = self._make(source=source, header=header)
+        self._settled = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether `kernel` is final, so that a caller may keep it."""
+        return self._settled
+
+    @property
+    def kernel(self) -> Kernel:
+        """MLX's own callable, as of now."""
+        return self._kernel
+
+    def __call__(self, **arguments: Any) -> list[mx.array]:
+        """Launch, with the arguments of MLX's own kernels but no template."""
+        outputs = self._kernel(**arguments)
+        if not self._settled:
+            self._settle(outputs, arguments)
+        return outputs
+
+    def _settle(self, outputs: list[mx.array], arguments: dict[str, Any]) -> None:
+        try:
+            mx.eval(outputs)  # sync: compiles the module, once per process
+        except ValueError:  # inside a trace nothing can be evaluated yet
+            return
+        self._settled = True
+        light = self._make(source=self._mentions, header="")
+        try:
+            again = light(**arguments)
+            mx.eval(again)  # sync: proves that MLX finds the module by its name
+        except RuntimeError:
+            return
+        self._kernel = light
+
+
+_CUDA_TYPES = {mx.float16: "__half", mx.bfloat16: "__nv_bfloat16", mx.float32: "float"}
+
+
+def _constant(name: str, value: Any) -> str:
+    if isinstance(value, mx.Dtype):
+        return f"  using {name} = {_CUDA_TYPES[value]};\n"
+    if isinstance(value, bool):
+        return f"  constexpr bool {name} = {str(value).lower()};\n"
+    return f"  constexpr int {name} = {value};\n"
+
+
+@functools.cache
+def cuda_kernel(
+    text: Text,
+    constants: Template,
+    threads: int,
+    blocks: int = 1,
+    shared: int = 0,
+    prelude: str = "",
+) -> CudaKernel:
+    """The kernel of `text` for one specialisation, made once; see `CudaKernel`."""
+    return CudaKernel(text, constants, threads, blocks, shared, prelude)
 
 
 def revision() -> str:

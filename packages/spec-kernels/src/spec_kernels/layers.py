@@ -16,10 +16,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from spec_kernels._build import ExactError
-from spec_kernels.row_attention import MAX_QUERIES, RowAttention
-from spec_kernels.row_attention import unsupported as attention_unsupported
-from spec_kernels.verify_matmul import MAX_ROWS, RowMatmul, Weight
-from spec_kernels.wide_prefill import wide_prefill_ops
+from spec_kernels.attention import MAX_QUERIES, RowAttention
+from spec_kernels.attention import unsupported as attention_unsupported
+from spec_kernels.matmul import MAX_ROWS, RowMatmul, Weight
+from spec_kernels.prefill import wide_prefill_ops
 
 _BASE = "_spec_base"
 LINEAR = (nn.Linear, nn.QuantizedLinear)
@@ -58,11 +58,36 @@ def weight_of(layer: nn.Module) -> Weight | None:
     return None
 
 
+class Shared:
+    """One launch for sibling layers that are called with the same input, such as q, k and v.
+
+    The first sibling computes for all; the others take their part if they get the same array
+    object. Once each has, nothing is held back.
+
+    Args:
+        matmul: bound to the siblings' weights.
+    """
+
+    def __init__(self, matmul: RowMatmul) -> None:
+        self._matmul = matmul
+        self._input: mx.array | None = None
+        self._parts: dict[int, mx.array] = {}
+
+    def part(self, x: mx.array, index: int) -> mx.array:
+        """Product of `x` with weight number `index`."""
+        if x is not self._input or index not in self._parts:
+            self._input, self._parts = x, dict(enumerate(self._matmul.launch(x)))
+        part = self._parts.pop(index)
+        if not self._parts:
+            self._input = None
+        return part
+
+
 class LinearKernel:
     """What a wrapped linear layer does with its input before its own code sees it.
 
     Args:
-        matmul: the kernel bound to the layer's weight, or None if only wide prefill applies.
+        matmul: the kernel bound to the layer's weight.
         rows: the row counts the kernel serves outside exact mode.
         wide_from: rows from which to dequantise first, or None.
         switch: shared by all layers of the model.
@@ -71,7 +96,7 @@ class LinearKernel:
 
     def __init__(
         self,
-        matmul: RowMatmul | None,
+        matmul: RowMatmul,
         rows: frozenset[int],
         wide_from: int | None,
         switch: Switch,
@@ -80,37 +105,53 @@ class LinearKernel:
         self._matmul, self._switch, self._wide_from = matmul, switch, wide_from
         self._serves = [row in rows for row in range(MAX_ROWS + 1)]
         self._counted = f"matmul {where}"
+        self._shared: tuple[Shared, int] | None = None
+        self._how: dict[tuple[int, ...], str] = {}
+
+    def share(self, shared: Shared, index: int) -> None:
+        """Compute as number `index` of siblings from now on, where the kernel serves."""
+        self._shared = (shared, index)
 
     def __call__(self, x: mx.array) -> mx.array | None:
         """Product without the layer's bias, or None if stock MLX shall do it."""
         switch, matmul = self._switch, self._matmul
         if not switch.on:
-            if switch.exact and x.shape[-2] <= MAX_ROWS:
-                raise ExactError(f"[exact] The kernels must stay on, got off: {switch.reason}.")
+            self._require_inexact(x, f"off: {switch.reason}")
             return None
-        rows = x.size // x.shape[-1]
-        if rows <= MAX_ROWS:
-            if matmul is not None and x.dtype == matmul.dtype and self._serves[rows]:
-                switch.count(self._counted)
-                return matmul(x)
-        elif switch.exact and matmul is not None and x.shape[-2] <= MAX_ROWS:
-            return self._in_slices(x, matmul)
-        elif self._wide_from is not None and rows >= self._wide_from and matmul is not None:
+        how = self._how.get(x.shape)
+        if how is None:
+            how = self._how[x.shape] = self._choose(x)
+        if how == "stock" or x.dtype != matmul.dtype:
+            self._require_inexact(x, f"{x.dtype}, and the kernel serves {matmul.dtype}")
+            switch.count("matmul stock")
+            return None
+        if how == "wide":
             switch.count("matmul wide")
             return wide_prefill_ops(x, matmul.weight)
-        if switch.exact and x.shape[-2] <= MAX_ROWS:
-            raise ExactError(
-                f"[exact] matmul must take {x.dtype}, got a layer that serves "
-                f"{matmul.dtype if matmul else None}. Load the model in that dtype."
-            )
-        switch.count("matmul stock")
-        return None
+        switch.count(self._counted)
+        if how == "slices":
+            return self._in_slices(x, matmul)
+        if self._shared is None:
+            return matmul(x)
+        shared, index = self._shared
+        return shared.part(x, index)
+
+    def _choose(self, x: mx.array) -> str:
+        rows = x.size // x.shape[-1]
+        if rows <= MAX_ROWS:
+            return "kernel" if self._serves[rows] else "stock"
+        if self._switch.exact and x.shape[-2] <= MAX_ROWS:
+            return "slices"
+        return "wide" if self._wide_from is not None and rows >= self._wide_from else "stock"
+
+    def _require_inexact(self, x: mx.array, found: str) -> None:
+        if self._switch.exact and x.shape[-2] <= MAX_ROWS:
+            raise ExactError(f"[exact] matmul must use its kernel, got {found}.")
 
     def _in_slices(self, x: mx.array, matmul: RowMatmul) -> mx.array:
         """A batch of short blocks in exact mode: sixteen rows at a time."""
         flat = x.reshape(-1, x.shape[-1])
         parts = [matmul(flat[i : i + MAX_ROWS]) for i in range(0, flat.shape[0], MAX_ROWS)]
-        self._switch.count(self._counted)
         return mx.concatenate(parts).reshape(*x.shape[:-1], matmul.n)
 
 

@@ -13,11 +13,15 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from spec_core import LoadError, StateError, TargetOutput
+from spec_kernels import Installed
+from spec_targets import batching
+from spec_targets.batching import BatchCache
 from spec_targets.exactness import find_inexact_op, find_inexact_width
 from spec_targets.families import Family
 from spec_targets.forward import Forward, Pass
 from spec_targets.quantised import check_kv_bits, group_size_for, pack_entry, refuse_unreadable
 from spec_targets.rollback import Rollback, replace_entry, rollback_for
+from spec_targets.snapshot import FrozenCache, freeze_entry
 
 _PROBE_IDS = (1, 2, 3)
 
@@ -75,6 +79,7 @@ class MlxTarget:
         self.model_type = model_type
         self.context_length = context_length
         self.kv_bits: int | None = None
+        self.kernels: Installed | None = None  # set by load_target
         self._kv_group_size = 0
         self._family = family
         self._n_heads = n_heads
@@ -94,6 +99,7 @@ class MlxTarget:
             self.kv_bits = kv_bits
             refuse_unreadable(model, self.make_cache().entries, ids, model_type)
         self._exact: tuple[str | None] | None = None
+        self._batch: tuple[str | None] | None = None
 
     @property
     def exact_refusal(self) -> str | None:
@@ -152,6 +158,68 @@ class MlxTarget:
         cache.offset += n_keep
         cache.n_open = 0
 
+    # -- states to come back to ------------------------------------------------------------------
+
+    def freeze(self, cache: TargetCache) -> FrozenCache | None:
+        """A copy of a closed cache to go on from later; None for kinds that cannot be copied."""
+        if cache.is_open:
+            raise StateError("[freeze] The open block must be committed first.")
+        frozen = [freeze_entry(entry, cache.offset) for entry in cache.entries]
+        entries = tuple(entry for entry in frozen if entry is not None)
+        if len(entries) < len(frozen):
+            return None
+        copy = FrozenCache(entries, cache.offset)
+        mx.eval(copy.arrays())
+        return copy
+
+    def thaw(self, frozen: FrozenCache, n: int) -> TargetCache:
+        """A live cache that goes on from the first `n` tokens; `frozen.reach(n)` must be n.
+
+        Raises:
+            ValueError: the state cannot go on from there.
+        """
+        if not 0 < n <= frozen.offset or frozen.reach(n) != n:
+            raise ValueError(f"[thaw] n must be a length within reach, got {n}.")
+        entries = [entry.thaw(n) for entry in frozen.entries]
+        mx.eval([entry.state for entry in entries])
+        rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
+        return TargetCache(entries, rollbacks, n)
+
+    # -- several sequences -----------------------------------------------------------------------
+
+    @property
+    def batch_refusal(self) -> str | None:
+        """None when sequences can share a forward, else the reason; tried at the first use."""
+        if self._batch is None:
+            self._batch = (batching.find_batch_refusal(self),)
+        return self._batch[0]
+
+    def join(self, caches: Sequence[Any]) -> BatchCache:
+        """One batch cache of single and batch caches, rows in order; the parts are consumed."""
+        return batching.join(caches)
+
+    def select(self, cache: BatchCache, rows: Sequence[int]) -> BatchCache:
+        """The batch cache cut to some rows, in this order."""
+        return batching.select(cache, rows)
+
+    def extract(self, cache: BatchCache, row: int) -> TargetCache:
+        """A single cache that goes on with one row."""
+        offset = cache.offsets[row]
+        entries = [entry.row(row, offset) for entry in cache.entries]
+        mx.eval([entry.state for entry in entries])
+        rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
+        return TargetCache(entries, rollbacks, offset)
+
+    def verify_rows(
+        self, blocks: mx.array, cache: BatchCache, *, taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Forward blocks (B, T) and leave them open: logits (B, T, V), taps (B, T, H)."""
+        return batching.verify_rows(self._forward_rows, blocks, cache, taps)
+
+    def commit_rows(self, cache: BatchCache, n_keep: Sequence[int]) -> None:
+        """Close the blocks; row b keeps its first `n_keep[b]` positions."""
+        batching.commit_rows(cache, n_keep)
+
     def embed(self, tokens: mx.array) -> mx.array:
         """Rows of the raw table: (T,) -> (T, H)."""
         return self._embedding(tokens)
@@ -159,6 +227,12 @@ class MlxTarget:
     def unembed(self, hidden: mx.array) -> mx.array:
         """The raw head: (T, H) -> (T, V)."""
         return self._family.raw_head(self.model, hidden)
+
+    def _forward_rows(
+        self, blocks: mx.array, entries: list[Any], taps: Sequence[int]
+    ) -> tuple[mx.array, tuple[mx.array, ...]]:
+        """Ids (B, T) to logits (B, T, V) and taps (B, T, H) each."""
+        return self._forward.rows(blocks, entries, taps)
 
     def _probe(self, ids: mx.array, own: mx.array, entries: list[Any]) -> str | None:
         """Compare the watched model with what it said on a tiny input before it was watched.
@@ -187,7 +261,10 @@ class MlxTarget:
         ):
             return f"the output of layer {last} does not lead to the model's own hidden states"
         raw, own = self.unembed(done.hidden), done.logits
-        if not mx.array_equal(mx.argmax(raw, axis=-1), mx.argmax(own, axis=-1)).item():
+        if (
+            raw.shape != own.shape
+            or not mx.array_equal(mx.argmax(raw, axis=-1), mx.argmax(own, axis=-1)).item()
+        ):
             return "the raw head does not lead to the model's own arg-maxima"
         return None
 

@@ -42,7 +42,11 @@ class Forward:
 
     def __init__(self, model: Any, family: Family) -> None:
         self._model = model
-        self.taps = Taps(family.layers(model), family.n_loops(model))
+        self.taps = Taps(
+            family.layers(model),
+            family.n_loops(model),
+            lambda hidden: family.between_loops(model, hidden),
+        )
         self._last_only = False
         self._hidden: mx.array | None = None
         self._swaps = Swaps()
@@ -67,6 +71,17 @@ class Forward:
                 return Pass(logits, hidden[0], tuple(seen[layer][0] for layer in taps))
         finally:
             self._last_only, self._hidden = False, None
+
+    def rows(
+        self, tokens: mx.array, entries: list[Any], taps: Sequence[int] = ()
+    ) -> tuple[mx.array, tuple[mx.array, ...]]:
+        """Ids (B, T) of B sequences: logits (B, T, V), and taps (B, T, H) each."""
+        try:
+            with self.taps.record(taps) as seen:
+                logits = self._model(tokens, cache=entries)
+                return logits, tuple(seen[layer] for layer in taps)
+        finally:
+            self._hidden = None
 
     def undo(self) -> None:
         """Stop watching."""

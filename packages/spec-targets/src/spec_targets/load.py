@@ -10,6 +10,8 @@ import mlx.core as mx
 from mlx_lm.utils import MODEL_REMAPPING, load_model, load_tokenizer
 
 from spec_core import LoadError, registry
+from spec_kernels.installation import Mode
+from spec_targets.acceleration import install_kernels
 from spec_targets.base import MlxTarget
 from spec_targets.families import FAMILIES, Family
 from spec_targets.hub import locate
@@ -28,6 +30,10 @@ def load_target(
     *,
     dtype: mx.Dtype | None = None,
     kv_bits: int | None = None,
+    group: mx.distributed.Group | None = None,
+    kernels: Mode = "auto",
+    exact: bool = False,
+    verdicts: Path | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[MlxTarget, HfTokenizer]:
     """Load an mlx-lm checkpoint.
@@ -37,6 +43,10 @@ def load_target(
         dtype: Compute type; without it the checkpoint's own, except on the CPU backend, which
             computes in float32 (its 16-bit quantised matmul accumulates in 16 bits).
         kv_bits: Hold keys and values in 4 or 8 bits from the first token; see `quantised`.
+        group: Split every layer over these processes, all of which make this call; see `parallel`.
+        kernels: The few-row kernels: "auto", "on" or "off"; see `acceleration`.
+        exact: Install them so that a row's bits do not depend on its neighbours, or refuse.
+        verdicts: File that keeps which kernels win on this device.
         trust_remote_code: Allow the checkpoint's own Python to run.
 
     Raises:
@@ -55,6 +65,8 @@ def load_target(
             dtype = mx.float32
         if dtype is not None:
             network.set_dtype(dtype)
+        if group is not None and group.size() > 1:
+            _split(network, config, group)
         mx.eval(network.parameters())
         network.eval()
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
@@ -69,6 +81,9 @@ def load_target(
         context_length=text_config.get("max_position_embeddings"),
         n_heads=text_config.get("num_attention_heads", 1),
         kv_bits=kv_bits,
+    )
+    target.kernels = install_kernels(
+        network, text_config, mode=kernels, exact=exact, verdicts=verdicts
     )
     return target, _load_tokenizer(folder, config, trust_remote_code)
 
@@ -94,6 +109,26 @@ def family_for(model_type: str) -> Family:
     near = get_close_matches(model_type, known, n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""
     raise LoadError(f'[load] No target family "{model_type}". Known: {", ".join(known)}.{hint}')
+
+
+def _split(network: Any, config: dict[str, Any], group: mx.distributed.Group) -> None:
+    """Keep this process's part of every layer; mlx-lm knows how for some of its models."""
+    shard, n_ranks = getattr(network, "shard", None), group.size()
+    model_type = config["model_type"]
+    if shard is None:
+        raise LoadError(
+            f'[load] mlx-lm {version("mlx-lm")} cannot split model type "{model_type}" over '
+            f"{n_ranks} processes. Run it in one."
+        )
+    text_config = config.get("text_config", config)
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        n_heads = text_config.get(key) or n_ranks
+        if n_heads % n_ranks:
+            raise LoadError(
+                f'[load] "{key}" must be a multiple of the {n_ranks} processes, got {n_heads}. '
+                "Start another number of them."
+            )
+    shard(group)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 A recurrent state cannot be trimmed. While a block is open, its layer notes what entered the
 convolution and the recurrence; to keep the first rows of the block, the convolution window is cut
 out of the noted rows, and the recurrence alone runs again from the state before the block. Nothing
-else of the model is computed twice.
+else of the model is computed twice. Where a recurrence runs row by row anyway, the state after the
+kept rows was there already and is picked.
 
-Covers gated DeltaNet and its vector-gated kin, Mamba-2, and short convolutions. Mamba-2 blocks run
-row by row: the library's chunked form rounds differently from one-row decoding.
+Covers gated DeltaNet and its vector-gated kin, Mamba-2, and short convolutions.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,20 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache
-from mlx_lm.models.gated_delta import gated_delta_update
+from mlx_lm.models.gated_delta import (
+    compute_g,
+    compute_lower_bound_g,
+    gated_delta_ops,
+    gated_delta_update,
+)
 from mlx_lm.models.ssm import ssm_update
 
 from spec_targets.swap import Swaps, rebind
+
+_MOST_STATE_BYTES = 64 * 2**20  # states of one layer that are held while a block is open
+
+
+Arguments = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,37 +40,91 @@ class Recurrence:
     Attributes:
         function: What the model classes call.
         rows: Names of arguments of shape (B, T, ..), one row per token.
-        row_by_row: Give it one row at a time while a block is open, because its result for
-            several rows is not made of the same roundings.
+        by_rows: The same one row at a time: outputs (B, T, ..) and the state after every row.
+        takes_rows: Whether an open block goes through `by_rows` on this machine.
     """
 
     function: Callable[..., tuple[mx.array, mx.array]]
     rows: tuple[str, ...]
-    row_by_row: bool = False
+    by_rows: Callable[[Arguments, "Recurrence"], tuple[mx.array, list[mx.array]]]
+    takes_rows: Callable[[], bool]
 
-    def run(self, arguments: dict[str, Any]) -> tuple[mx.array, mx.array]:
-        """Outputs (B, T, ..) and the state after the last row."""
-        n_rows = arguments[self.rows[0]].shape[1]
-        if not self.row_by_row or n_rows == 1:
-            return self.function(**arguments)
-        outputs: list[mx.array] = []
-        state = arguments["state"]
-        for row in range(n_rows):
-            output, state = self.function(**{**self._cut(arguments, row, row + 1), "state": state})
-            outputs.append(output)
-        return mx.concatenate(outputs, axis=1), state
+    def run(self, arguments: Arguments) -> tuple[mx.array, list[mx.array]]:
+        """Outputs (B, T, ..) and the states after each row, or the last one alone."""
+        if arguments[self.rows[0]].shape[1] > 1 and self.takes_rows():
+            return self.by_rows(arguments, self)
+        output, state = self.function(**arguments)
+        return output, [state]
 
-    def state_after(self, arguments: dict[str, Any], n_rows: int) -> mx.array:
-        """The state after the first `n_rows` rows."""
-        return self.run(self._cut(arguments, 0, n_rows))[1]
+    def state_after(self, arguments: Arguments, n_rows: int) -> mx.array:
+        """The state after the first `n_rows` rows, computed again."""
+        return self.run(self.cut(arguments, 0, n_rows))[1][-1]
 
-    def _cut(self, arguments: dict[str, Any], start: int, end: int) -> dict[str, Any]:
+    def cut(self, arguments: Arguments, start: int, end: int) -> Arguments:
+        """Arguments for some of the rows."""
         names = self.rows if arguments.get("mask") is None else (*self.rows, "mask")
         return {**arguments, **{name: arguments[name][:, start:end] for name in names}}
 
 
-GATED_DELTA = Recurrence(gated_delta_update, rows=("q", "k", "v", "a", "b"))
-MAMBA2 = Recurrence(ssm_update, rows=("hidden_states", "B", "C", "dt"), row_by_row=True)
+def _mamba2_by_rows(
+    arguments: Arguments, recurrence: Recurrence
+) -> tuple[mx.array, list[mx.array]]:
+    """Calls with one row each, as in plain decoding."""
+    outputs: list[mx.array] = []
+    states: list[mx.array] = [arguments["state"]]
+    for row in range(arguments["hidden_states"].shape[1]):
+        one = {**recurrence.cut(arguments, row, row + 1), "state": states[-1]}
+        output, state = recurrence.function(**one)
+        outputs.append(output)
+        states.append(state)
+    return mx.concatenate(outputs, axis=1), states[1:]
+
+
+def _gated_delta_by_rows(
+    arguments: Arguments, recurrence: Recurrence
+) -> tuple[mx.array, list[mx.array]]:
+    """The gates for all rows at once, then the library's operations row by row."""
+    q, k, v, a, b = (arguments[name] for name in recurrence.rows)
+    beta = mx.sigmoid(b)
+    if arguments.get("allow_neg_eigval"):
+        beta = 2.0 * beta
+    bound = arguments.get("lower_bound")
+    if bound is None:
+        g = compute_g(arguments["A_log"], a, arguments["dt_bias"])
+    else:
+        g = compute_lower_bound_g(arguments["A_log"], a, arguments["dt_bias"], bound)
+    copies = v.shape[2] // k.shape[2]  # value heads per key head
+    if copies > 1:
+        q, k = mx.repeat(q, copies, -2), mx.repeat(k, copies, -2)
+    mask, state = arguments.get("mask"), arguments.get("state")
+    outputs: list[mx.array] = []
+    states: list[mx.array] = []
+    for row in range(v.shape[1]):
+        at = slice(row, row + 1)
+        seen = None if mask is None else mask[:, at]
+        output, state = gated_delta_ops(
+            q[:, at], k[:, at], v[:, at], g[:, at], beta[:, at], state, seen
+        )
+        outputs.append(output)
+        states.append(state)
+    return mx.concatenate(outputs, axis=1), states
+
+
+# One Metal kernel runs all rows and keeps the state in registers; elsewhere each row is its own
+# handful of operations, and the states between them are there anyway.
+GATED_DELTA = Recurrence(
+    gated_delta_update,
+    rows=("q", "k", "v", "a", "b"),
+    by_rows=_gated_delta_by_rows,
+    takes_rows=lambda: not mx.metal.is_available(),
+)
+# The library's chunked form rounds differently from its one-row form, which plain decoding takes.
+MAMBA2 = Recurrence(
+    ssm_update,
+    rows=("hidden_states", "B", "C", "dt"),
+    by_rows=_mamba2_by_rows,
+    takes_rows=lambda: True,
+)
 
 
 class RecurrentCache(ArraysCache):
@@ -69,6 +133,8 @@ class RecurrentCache(ArraysCache):
     Arrays in the slots are rebound and never written to, so the state before a block is kept by
     keeping the list.
     """
+
+    cache: list[Any]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, n_slots: int) -> None:
         super().__init__(n_slots)
@@ -96,20 +162,27 @@ class RecurrentCache(ArraysCache):
 
     def keep(self, n_rows: int, n_keep: int) -> None:
         """Close the block of `n_rows` rows; the slots become what the first `n_keep` lead to."""
-        before, windows, state_after = self._before, self._windows, self._state_after
+        slots = self._slots_after(n_rows, n_keep)
         self._before, self._windows, self._state_after = None, [], None
-        if before is None or n_keep == n_rows:
-            return
+        if slots is not self.cache:
+            self.cache = slots
+            if n_keep:
+                mx.async_eval(slots)
+
+    def _slots_after(self, n_rows: int, n_keep: int) -> list[mx.array | None]:
+        """The slots after the first `n_keep` rows of the open block of `n_rows`."""
+        if self._before is None or n_keep == n_rows:
+            return self.cache
         if n_keep == 0:
-            self.cache = before
-            return
+            return self._before
         # Copies: a view would hold the rows of the whole block.
-        slots = [mx.contiguous(rows[:, n_keep : n_keep + n]) for rows, n in windows]
-        if state_after is not None:
-            slots.append(state_after(n_keep))
+        slots: list[mx.array | None] = [
+            mx.contiguous(rows[:, n_keep : n_keep + n]) for rows, n in self._windows
+        ]
+        if self._state_after is not None:
+            slots.append(self._state_after(n_keep))
         assert len(slots) == len(self.cache), "a recurrent layer has a slot that is not noted"
-        self.cache = slots
-        mx.async_eval(slots)
+        return slots
 
 
 def watch(mixer: nn.Module, convolutions: Sequence[nn.Module], recurrence: Recurrence | None):
@@ -149,8 +222,18 @@ def _noting(recurrence: Recurrence, current: list[RecurrentCache]) -> Callable[.
         if not current:
             return recurrence.function(*args, **kwargs)
         arguments = dict(parameters.bind(*args, **kwargs).arguments)
-        current[0].note_recurrence(lambda n_rows: recurrence.state_after(arguments, n_rows))
-        return recurrence.run(arguments)
+        output, states = recurrence.run(arguments)
+        if len(states) * states[-1].nbytes > _MOST_STATE_BYTES:
+            states = states[-1:]
+        held = tuple(states)
+
+        def state_after(n_rows: int) -> mx.array:
+            if len(held) > 1:
+                return held[n_rows - 1]
+            return recurrence.state_after(arguments, n_rows)
+
+        current[0].note_recurrence(state_after)
+        return output, held[-1]
 
     return run
 

@@ -28,6 +28,21 @@ class WindowCache:
         self._n = 0  # rows in use; the last one is at position offset - 1
         self._first = 0  # first row that the latest fetch returned
 
+    @classmethod
+    def holding(
+        cls, keys: mx.array, values: mx.array, offset: int, window: int, slack: int = 128
+    ) -> "WindowCache":
+        """A cache that goes on from rows in temporal order, the newest at position offset - 1."""
+        cache = cls(window, slack)
+        cache.keys, cache.values, cache.offset = keys, values, offset
+        cache._n = keys.shape[2]
+        return cache
+
+    @property
+    def n_held(self) -> int:
+        """Rows in use, in temporal order from the start of the buffer."""
+        return self._n
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append rows (B, heads, T, hd); returns the T rows and up to W - 1 before them."""
         n_new = keys.shape[2]

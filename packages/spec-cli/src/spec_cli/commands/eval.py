@@ -5,12 +5,15 @@ from typing import Any
 
 import click
 
-from spec_cli import opening, render
+from spec_cli import render
 from spec_cli.commands.options import (
     MODES,
     cap_of,
+    drafter_option,
     drafter_options,
     model_options,
+    names_of,
+    open_target,
     sampling_of,
     sampling_options,
     wish_of,
@@ -22,6 +25,7 @@ from spec_cli.prompts import BUNDLED, read_prompts
 @click.argument("prompts", type=click.Path(path_type=Path), default=BUNDLED)
 @model_options
 @click.option("--mode", type=click.Choice(MODES), default="auto", show_default=True)
+@drafter_option
 @drafter_options
 @sampling_options
 @click.option("--max-tokens", type=click.IntRange(2), default=192, show_default=True)
@@ -33,8 +37,8 @@ def evaluate(prompts: Path, **options: Any) -> None:
     from spec_core import FixedCap
 
     sampling, many = sampling_of(options), read_prompts(prompts)
-    opened = opening.open_target(options["model"], trust_remote_code=options["trust_remote_code"])
-    pair = opened.pair(wish_of(options, options["mode"]))
+    opened = open_target(options)
+    pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
     cap = FixedCap(cap_of(pair.drafter, options["max_draft"]))
     tallies = {prompt.task: Tally() for prompt in many}
     with render.progress("prompts", unit="prompts") as step:
@@ -45,7 +49,7 @@ def evaluate(prompts: Path, **options: Any) -> None:
             step(n, len(many))
     figures = {task: tally.figures() for task, tally in tallies.items()}
     mean = sum(f["acceptance_length"] for f in figures.values()) / len(figures)
-    mode = pair.drafter.name if pair.drafter is not None else opening.BASELINE
+    mode, _ = names_of(pair.drafter)
     if options["as_json"]:
         render.one_json(
             {

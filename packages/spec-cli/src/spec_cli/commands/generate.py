@@ -6,12 +6,15 @@ from typing import Any
 
 import click
 
-from spec_cli import machine, opening, render
+from spec_cli import machine, render
 from spec_cli.commands.options import (
     MODES,
     cap_of,
+    drafter_option,
     drafter_options,
     model_options,
+    names_of,
+    open_target,
     sampling_of,
     sampling_options,
     wish_of,
@@ -36,6 +39,7 @@ def read_prompt(value: str) -> str:
 @click.option("--prompt", "prompt_option", help="The same as PROMPT.")
 @model_options
 @click.option("--mode", type=click.Choice(MODES), default="auto", show_default=True)
+@drafter_option
 @drafter_options
 @sampling_options
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True)
@@ -54,10 +58,8 @@ def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> N
     if not text.strip():
         raise click.UsageError("The prompt must hold some text, got none.")
     sampling = sampling_of(options)
-    opened = opening.open_target(
-        options["model"], exact=options["exact"], trust_remote_code=options["trust_remote_code"]
-    )
-    pair = opened.pair(wish_of(options, options["mode"]))
+    opened = open_target(options, split=True)
+    pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
     ids = _encode(opened.tokenizer, text, options)
     _answer(opened.name, pair, ids, sampling, options)
 
@@ -81,8 +83,7 @@ def _answer(model: str, pair: Any, ids: list[int], sampling: Any, options: dict[
     from spec_core import generate as rounds
 
     as_json, cap = options["as_json"], cap_of(pair.drafter, options["max_draft"])
-    drafter = pair.drafter.name if pair.drafter is not None else None
-    mode = drafter or opening.BASELINE
+    mode, drafter = names_of(pair.drafter)
     mx.reset_peak_memory()
     meter, tokens, pieces = StatsMeter(), [], []
     for round_ in rounds(

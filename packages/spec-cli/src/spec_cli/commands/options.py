@@ -7,7 +7,7 @@ import click
 
 from spec_cli import opening, render
 
-MODES = ("auto", "dspark", "dflash", "lookup", "baseline")
+MODES = ("auto", "dspark", "dflash", "eagle3", "draft-model", "lookup", "baseline")
 
 
 class MaxDraft(click.ParamType):
@@ -30,16 +30,23 @@ _MODEL = [
     click.option(
         "--model", help="Folder, Hugging Face id, or gguf:FILE.  [default: the embedded one]"
     ),
+    click.option(
+        "--kv-bits",
+        type=click.Choice(["4", "8"]),
+        help="Pack keys and values in this many bits, from the first token.",
+    ),
     click.option("--trust-remote-code", is_flag=True, help="Let a checkpoint's own Python run."),
 ]
 _DRAFTER = [
-    click.option("--drafter", help="Folder or hub id of a drafter's weights."),
+    click.option(
+        "--lookup-drafts/--no-lookup-drafts",
+        default=None,
+        help="Lookup in front of the drafter.  [default: what the pair says]",
+    ),
     click.option("--max-draft", type=MaxDraft(), help="Most drafted tokens a round; 0 = plain."),
     click.option(
         "--confidence-threshold",
         type=click.FloatRange(0, 1),
-        default=0.0,
-        show_default=True,
         help="Cut a draft before the first token the drafter trusts less; 0 = off.",
     ),
     click.option(
@@ -72,6 +79,7 @@ def _stacked(options: list[Any]) -> Callable[[Any], Any]:
 
 
 model_options = _stacked(_MODEL)
+drafter_option = click.option("--drafter", help="Folder or hub id of a drafter's weights.")
 drafter_options = _stacked(_DRAFTER)
 sampling_options = _stacked(_SAMPLING)
 
@@ -87,18 +95,42 @@ def sampling_of(options: dict[str, Any]) -> Any:
         raise click.UsageError(str(error)) from None
 
 
-def wish_of(options: dict[str, Any], mode: str) -> opening.Wish:
+def wish_of(options: dict[str, Any], mode: str, drafter: str | None) -> opening.Wish:
     """What the drafter options ask for, in one mode."""
     with_weights = mode not in ("lookup", "baseline")
     return opening.Wish(
         mode=mode,
-        drafter=options["drafter"] if with_weights else None,
+        drafter=drafter if with_weights else None,
         options={
             "bits": int(options["drafter_bits"]),
             "window": options["drafter_window"],
             "confidence_threshold": options["confidence_threshold"],
-        },
+            "lookup_drafts": options["lookup_drafts"],
+        }
+        if with_weights
+        else {},
     )
+
+
+def open_target(options: dict[str, Any], *, split: bool = False) -> opening.Opened:
+    """The target that the model options ask for; `split` if the command knows several processes."""
+    return opening.open_target(
+        options["model"],
+        exact=options.get("exact", False),
+        kv_bits=None if options["kv_bits"] is None else int(options["kv_bits"]),
+        split=split,
+        trust_remote_code=options["trust_remote_code"],
+    )
+
+
+def names_of(drafter: Any) -> tuple[str, str | None]:
+    """The mode that runs, and what drafts: ("dspark", "lookup+dspark")."""
+    if drafter is None:
+        return opening.BASELINE, None
+    other = getattr(drafter, "other", None)
+    if other is None:
+        return drafter.name, drafter.name
+    return other.name, f"lookup+{other.name}"
 
 
 def cap_of(drafter: Any, max_draft: int | str | None) -> int:

@@ -2,7 +2,9 @@
   // grid: ceil(N / (16*NT)) blocks of S warps. A block owns 16*NT weight rows; warp s takes the
   // slabs s, s+S, .. of K (GPS groups of GS values each); the partial sums meet in shared memory in
   // a fixed order. Nothing depends on M, so a row's bits do not depend on its neighbours.
-  // x (M, K) T, w (N, K*BITS/32) uint32 (BITS 16: (N, K) T), scales and biases (N, K/GS) ST, y (M, N) T
+  // x (.., K) T with M rows in all, w (N, K*BITS/32) uint32 (BITS 16: (N, K) T), scales and biases
+  // (N, K/GS) ST, y (M, N) T. The lines before these choose one weight among siblings that share x:
+  // they define w, scales, biases, y, its N, and `tile`, the block's number within that weight.
   using TC = Tensor<T>;
   constexpr int RUN = GS / 4;                 // values of a group that one lane owns
   constexpr int WB = RUN * BITS / 8;          // their bytes
@@ -11,9 +13,11 @@
   constexpr int SW = (SB + 3) / 4;
   constexpr int PITCH = RT * 8 + 1;
   __shared__ float sums[S * NT * 16 * PITCH];
-  const int M = x_shape[0], K = x_shape[1], N = w_shape[0];
+  int M = 1;
+  for (int i = 0; i < x_ndim - 1; ++i) M *= x_shape[i];
+  const int K = x_shape[x_ndim - 1];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-  const int n0 = blockIdx.x * 16 * NT;
+  const int n0 = tile * 16 * NT;
   const int groups = K / GS, slabs = groups / GPS;
   const long long pitch = (long long)K * BITS / 8;
   const unsigned char* wb = reinterpret_cast<const unsigned char*>(w);

@@ -2,13 +2,15 @@
   // grid: ceil(N / (8*NT)) threadgroups of S simdgroups. A simdgroup takes every S-th quantisation
   // group of K for 8*NT weight rows; partial sums meet in threadgroup memory in a fixed order.
   // Nothing depends on M, so a row's bits do not depend on its neighbours.
-  // x (M, K) T, w (N, K*BITS/32) uint, scales and biases (N, K/GS) ST, y (M, N) T.
+  // x (.., K) T with M rows in all, w (N, K*BITS/32) uint, scales and biases (N, K/GS) ST, y (M, N) T.
   // Bytes moved: N*K*BITS/8 of weights, scales and biases 4x through the cache, x once a threadgroup.
   constexpr int RUN = GS == 32 ? 4 : 8;                  // consecutive values of one run
   constexpr int SLICE = 8 * RUN;                         // inputs of one slice: eight runs
   constexpr int PB = 2 * RUN * BITS / 8;                 // bytes a lane loads of one weight row and slice
   constexpr int PW = (PB + 3) / 4;
-  const int M = x_shape[0], N = w_shape[0], K = x_shape[1];
+  int M = 1;
+  for (int i = 0; i < x_ndim - 1; ++i) M *= x_shape[i];
+  const int N = w_shape[0], K = x_shape[x_ndim - 1];
   const int lane = int(thread_index_in_simdgroup), sg = int(simdgroup_index_in_threadgroup);
   const int fr = ((lane >> 2) & 4) | ((lane >> 1) & 3);  // fragment row: weight row, or input of a run
   const int fc = ((lane >> 1) & 4) | ((lane & 1) << 1);  // fragment columns fc, fc + 1

@@ -6,12 +6,15 @@ shape alone, so a row has the same bits whatever the number of rows beside it: t
 the exact one are the same. Knows nothing about layers or models.
 """
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import mlx.core as mx
 
 from spec_kernels._build import (
+    CudaKernel,
     Factory,
     Kernel,
     KernelError,
@@ -23,6 +26,7 @@ from spec_kernels._build import (
 )
 
 MAX_ROWS = 16
+MAX_SIBLINGS = 3
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 Choice = Literal["auto", "ops", "stock", "metal", "cuda"]
@@ -173,67 +177,90 @@ def stock_matmul(x: mx.array, weight: Weight) -> mx.array:
 
 
 class RowMatmul:
-    """The kernel bound to one weight: everything but the rows is worked out once.
+    """The kernel bound to weights that share their input: all but the rows is worked out once.
 
     Args:
-        weight: the weight; must be supported on the backend.
+        weights: one weight, or on CUDA up to `MAX_SIBLINGS` alike in all but N, computed in one
+        launch.
         where: "metal" or "cuda".
-        plan: the cut; chosen from the weight's shape if None.
+        plan: the cut; chosen from the weights' shape if None.
         factory: makes Metal kernels; MLX's if None.
 
     Raises:
-        KernelError: the backend's kernel cannot take this weight.
+        KernelError: the backend's kernel cannot take these weights.
     """
 
     def __init__(
         self,
-        weight: Weight,
+        weights: Weight | Sequence[Weight],
         where: str,
         *,
         plan: Plan | None = None,
         factory: Factory | None = None,
     ) -> None:
-        reason = unsupported(weight, where)
+        self.weights = (weights,) if isinstance(weights, Weight) else tuple(weights)
+        first = self.weights[0]
+        reason = next((r for w in self.weights if (r := unsupported(w, where))), None)
         if reason:
             raise KernelError(f"[verify_matmul] {reason[0].upper()}{reason[1:]}. Use stock MLX.")
-        self.weight = weight
-        self.dtype, self.k, self.n = weight.dtype, weight.k, weight.n
+        if len(self.weights) > (MAX_SIBLINGS if where == "cuda" else 1) or not alike(self.weights):
+            raise KernelError(
+                f"[verify_matmul] Weights of one launch must be at most {MAX_SIBLINGS} on CUDA, "
+                f"alike in all but their outputs, got {len(self.weights)}. Launch them one by one."
+            )
+        self.dtype, self.k, self.n = first.dtype, first.k, first.n
         if where == "cuda":
-            self.plan = plan or cuda_plan(weight.n, weight.k, weight.bits, weight.group_size)
-            self._tile_rows = 16
+            self.plan = plan or cuda_plan(first.n, first.k, first.bits, first.group_size)
         else:
-            self.plan = plan or metal_plan(weight.n, weight.k, weight.group_size)
-            self._tile_rows = 8
-        self.threads = 32 * self.plan.splits
-        rows_of_group = self._tile_rows * self.plan.tiles
-        self._grid = (-(-self.n // rows_of_group) * self.threads, 1, 1)
-        empty = weight.w if weight.scales is None else weight.scales
-        scales = weight.scales if weight.scales is not None else empty
-        biases = weight.biases if weight.biases is not None else empty
-        self._arrays = [weight.w, scales, biases]
-        self._bound = [self._bind(rows, where, factory) for rows in (8, 16)]
+            self.plan = plan or metal_plan(first.n, first.k, first.group_size)
+        threads = 32 * self.plan.splits
+        tile = self.plan.tiles * (16 if where == "cuda" else 8)
+        self._grid = (sum(-(-w.n // tile) for w in self.weights) * threads, 1, 1)
+        self._threadgroup = (threads, 1, 1)
+        self._arrays = [array for weight in self.weights for array in _arrays(weight)]
+        self._outputs = [weight.n for weight in self.weights]
+        self._dtypes = [self.dtype] * len(self.weights)
+        bind = self._cuda if where == "cuda" else functools.partial(self._metal, factory)
+        self._kernels = (bind(8), bind(16))
+        self._calls: dict[tuple[int, ...], Kernel] = {}
 
-    def _bind(self, rows: int, where: str, factory: Factory | None) -> tuple[Kernel, list]:
-        template = _template(self.plan, self.weight, rows, cuda=where == "cuda")
-        if where == "cuda":
-            kernel = cuda_kernel(_TEXT, template, self.threads, self.plan.blocks)
-        else:
-            kernel = metal_kernel(_TEXT, factory)
-        return kernel, list(template)
+    @property
+    def weight(self) -> Weight:
+        """The first weight."""
+        return self.weights[0]
 
-    def __call__(self, x: mx.array, *, poison: bool = False) -> mx.array:
-        """Multiply at most 16 rows.
+    def _metal(self, factory: Factory | None, rows: int) -> Kernel:
+        template = list(_template(self.plan, self.weight, rows, cuda=False))
+        return functools.partial(metal_kernel(_TEXT, factory), template=template)
+
+    def _cuda(self, rows: int) -> Kernel:
+        constants = _template(self.plan, self.weight, rows, cuda=True)
+        count, threads = len(self.weights), self._threadgroup[0]
+        prelude = _prelude(count)
+        return cuda_kernel(_siblings_text(count), constants, threads, self.plan.blocks, 0, prelude)
+
+    def launch(self, x: mx.array, *, poison: bool = False) -> list[mx.array]:
+        """Multiply at most 16 rows by every weight.
 
         Args:
-            x: (..., K) in the weight's dtype, 1 to 16 rows in all.
-            poison: fill the output with NaN first, so that an element never written shows.
+            x: (..., K) in the weights' dtype, 1 to 16 rows in all.
+            poison: fill the outputs with NaN first, so that an element never written shows.
 
         Returns:
-            (..., N), same dtype.
+            (..., N) for each weight, same dtype.
 
         Raises:
             KernelError: too many rows, or another dtype or width.
         """
+        call = self._calls.get(x.shape)
+        if call is None or x.dtype != self.dtype:
+            call = self._prepare(x)
+        if poison:
+            return call(inputs=[x, *self._arrays], init_value=float("nan"))
+        return call(inputs=[x, *self._arrays])
+
+    def _prepare(self, x: mx.array) -> Kernel:
+        """The call for inputs shaped like `x`, kept once the kernel itself is final."""
         shape = x.shape
         rows = x.size // self.k
         if shape[-1] != self.k or x.dtype != self.dtype or not 1 <= rows <= MAX_ROWS:
@@ -241,17 +268,58 @@ class RowMatmul:
                 f"[verify_matmul] x must be 1 to {MAX_ROWS} rows of {self.k} values of "
                 f"{self.dtype}, got shape {shape} of {x.dtype}. Use stock MLX."
             )
-        kernel, template = self._bound[0 if rows <= 8 else 1]
-        y = kernel(
-            inputs=[x.reshape(rows, self.k), *self._arrays],
-            template=template,
+        kernel = self._kernels[0 if rows <= 8 else 1]
+        final = not isinstance(kernel, CudaKernel) or kernel.settled
+        call = functools.partial(
+            kernel.kernel if isinstance(kernel, CudaKernel) and final else kernel,
             grid=self._grid,
-            threadgroup=(self.threads, 1, 1),
-            output_shapes=[(rows, self.n)],
-            output_dtypes=[self.dtype],
-            **({"init_value": float("nan")} if poison else {}),
-        )[0]
-        return y.reshape(*shape[:-1], self.n)
+            threadgroup=self._threadgroup,
+            output_shapes=[(*shape[:-1], n) for n in self._outputs],
+            output_dtypes=self._dtypes,
+        )
+        if final:
+            self._calls[shape] = call
+        return call
+
+    def __call__(self, x: mx.array, *, poison: bool = False) -> mx.array:
+        """The product with the first weight; arguments and errors of `launch`."""
+        return self.launch(x, poison=poison)[0]
+
+
+def alike(weights: Sequence[Weight]) -> bool:
+    """Whether the weights differ in nothing but N, so that one launch can serve them."""
+    first = weights[0]
+    return all(
+        (w.k, w.bits, w.group_size, w.dtype) == (first.k, first.bits, first.group_size, first.dtype)
+        for w in weights
+    )
+
+
+def _arrays(weight: Weight) -> list[mx.array]:
+    scales = weight.w if weight.scales is None else weight.scales
+    biases = weight.w if weight.biases is None else weight.biases
+    return [weight.w, scales, biases]
+
+
+@functools.cache
+def _siblings_text(count: int) -> Text:
+    inputs = [f"{name}{i}" for i in range(count) for name in ("w", "scales", "biases")]
+    outputs = tuple(f"y{i}" for i in range(count))
+    return Text("verify_matmul", ("x", *inputs), outputs, header="verify_matmul_header")
+
+
+def _prelude(count: int) -> str:
+    """CUDA lines that pick this block's weight: blocks of w0 come first, then those of w1, ..."""
+    text = "  int tile = blockIdx.x, N = w0_shape[0];\n"
+    text += "  auto w = w0; auto scales = scales0; auto biases = biases0; auto y = y0;\n"
+    for i in range(1, count):
+        text += (
+            f"  if (tile >= (N + 16 * NT - 1) / (16 * NT) && w == w{i - 1}) {{\n"
+            f"    tile -= (N + 16 * NT - 1) / (16 * NT);\n"
+            f"    N = w{i}_shape[0], w = w{i}, scales = scales{i}, biases = biases{i}, y = y{i};\n"
+            "  }\n"
+        )
+    return text
 
 
 def verify_matmul_metal(

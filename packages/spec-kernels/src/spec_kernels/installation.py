@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from spec_kernels._build import ExactError
+from spec_kernels.attention import MAX_QUERIES
 from spec_kernels.exact import require_row_invariant
 from spec_kernels.gate import AttentionShape, Gate, MatmulShape
 from spec_kernels.hardware import Device, Rule, rule_for, this_device
@@ -23,6 +24,7 @@ from spec_kernels.layers import (
     LINEAR,
     AttentionKernel,
     LinearKernel,
+    Shared,
     Switch,
     attention_function,
     unwrap,
@@ -30,12 +32,13 @@ from spec_kernels.layers import (
     wrap_attention,
     wrap_linear,
 )
-from spec_kernels.row_attention import MAX_QUERIES
-from spec_kernels.verify_matmul import MAX_ROWS, RowMatmul, Weight, unsupported
+from spec_kernels.matmul import MAX_ROWS, RowMatmul, Weight, alike, unsupported
 from spec_kernels.watchdog import Watchdog
 
 Mode = Literal["auto", "on", "off"]
 ATTENTION_NAME = "scaled_dot_product_attention"
+# Layers of one parent that models call with one input; on CUDA they are computed in one launch.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,8 @@ def install(
     installer = _Installer(Gate(device, cache, race=not exact), switch, device)
     try:
         installer.matmuls(model)
+        if device.backend == "cuda":
+            installer.siblings(model)
         if exact or attention_shape is not None:
             installer.attentions(model, attention_shape)
     except BaseException:
@@ -204,6 +209,8 @@ class _Installer:
         self.wrapped: list[nn.Module] = []
         self._states: dict[str, OpState] = {}
         self._layers: Counter[str] = Counter()
+        self._kernels: dict[int, tuple[LinearKernel, Weight, frozenset[int]]] = {}
+        self._sharing: dict[tuple, bool] = {}
 
     def undo(self) -> None:
         while self.wrapped:
@@ -219,11 +226,11 @@ class _Installer:
         self._layers[key] += 1
 
     def matmuls(self, model: nn.Module) -> None:
-        for _, layer in model.named_modules():
-            weight = weight_of(layer)
-            if weight is None or type(layer).__call__ is None:
-                continue
-            if isinstance(layer, EMBEDDING) and not hasattr(layer, "as_linear"):
+        weights = [(layer, weight_of(layer)) for _, layer in model.named_modules()]
+        heads = {(w.n, w.k) for layer, w in weights if w and not isinstance(layer, EMBEDDING)}
+        for layer, weight in weights:
+            # An embedding is a head too, unless the model has a head of that shape.
+            if weight is None or (isinstance(layer, EMBEDDING) and (weight.n, weight.k) in heads):
                 continue
             self._matmul(layer, weight)
 
@@ -247,8 +254,33 @@ class _Installer:
         if rows or verdict.wide_from is not None:
             matmul = RowMatmul(weight, self._where)
             wide = None if self._switch.exact else verdict.wide_from
-            wrap_linear(layer, LinearKernel(matmul, rows, wide, self._switch, self._where))
+            kernel = LinearKernel(matmul, rows, wide, self._switch, self._where)
+            wrap_linear(layer, kernel)
             self.wrapped.append(layer)
+            if rows:
+                self._kernels[id(layer)] = (kernel, weight, rows)
+
+    def siblings(self, model: nn.Module) -> None:
+        """Let wrapped layers that share an input share a launch, where that changes no bit."""
+        for _, parent in model.named_modules():
+            for names in SIBLINGS:
+                family = [self._kernels.get(id(parent.get(name))) for name in names]
+                known = [member for member in family if member is not None]
+                if len(known) == len(names) and len({rows for _, _, rows in known}) == 1:
+                    self._share([(kernel, weight) for kernel, weight, _ in known])
+
+    def _share(self, family: list[tuple[LinearKernel, Weight]]) -> None:
+        weights = [weight for _, weight in family]
+        if not alike(weights):
+            return
+        together = RowMatmul(weights, self._where)
+        key = (weights[0].k, weights[0].bits, *(weight.n for weight in weights))
+        if key not in self._sharing:
+            self._sharing[key] = self._gate.shares(together)
+        if self._sharing[key]:
+            shared = Shared(together)
+            for index, (kernel, _) in enumerate(family):
+                kernel.share(shared, index)
 
     def attentions(self, model: nn.Module, heads: tuple[int, int, int] | None) -> None:
         kernels: dict[Callable[..., mx.array], AttentionKernel] = {}

@@ -7,7 +7,7 @@ Where the crossover lies is measured, never assumed; below `MIN_ROWS` it is not 
 
 import mlx.core as mx
 
-from spec_kernels.verify_matmul import Weight, stock_matmul
+from spec_kernels.matmul import Weight, stock_matmul
 
 MIN_ROWS = 256
 

@@ -1,0 +1,90 @@
+"""`spec serve`: the model over HTTP."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spec_cli import env, opening, render
+from spec_cli.commands.options import (
+    MODES,
+    cap_of,
+    drafter_option,
+    drafter_options,
+    model_options,
+    open_target,
+    wish_of,
+)
+
+_GIB = 2**30
+
+
+@click.command()
+@model_options
+@click.option("--mode", type=click.Choice(MODES), default="auto", show_default=True)
+@drafter_option
+@drafter_options
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
+@click.option("--api-key", help="Asked of every request but /health.")
+@click.option("--allowed-host", multiple=True, help="Host header to answer to; repeatable.")
+@click.option("--cors-origin", multiple=True, help="Origin whose pages may call; repeatable.")
+@click.option("--max-batch", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--max-queue", type=click.IntRange(0), default=64, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1), help="Where a request names no limit.")
+@click.option("--prefix-cache-gb", type=click.FloatRange(0), default=2.0, show_default=True)
+@click.option("--prefix-cache-disk", is_flag=True, help="Keep prompt states over restarts.")
+@click.option(
+    "--kv-gb", type=click.FloatRange(0, min_open=True), help="Memory of running requests."
+)
+@click.option("--exact", is_flag=True, help="Refuse unless every op is row-invariant.")
+def serve(**options: Any) -> None:
+    """Answer OpenAI's and Anthropic's HTTP dialects."""
+    from spec_server import Server, Settings
+
+    kv_gb = options["kv_gb"]
+    settings = Settings(
+        host=options["host"],
+        port=options["port"],
+        api_key=options["api_key"] or env.api_key(),
+        allowed_hosts=options["allowed_host"],
+        cors_origins=options["cors_origin"],
+        max_batch=options["max_batch"],
+        max_queue=options["max_queue"],
+        default_max_tokens=options["max_tokens"],
+        prefix_bytes=int(options["prefix_cache_gb"] * _GIB),
+        prefix_dir=_prefix_dir() if options["prefix_cache_disk"] else None,
+        kv_bytes=int(kv_gb * _GIB) if kv_gb is not None else None,
+    )
+    server = Server(lambda: _load(options), settings)
+    server.load()
+    served = server.engine.served
+    assert served is not None
+    refusal = server.engine.batch_refusal
+    if refusal is not None and settings.max_batch > 1:
+        render.note(f"Requests take turns, because {refusal}.")
+    if server.is_public and settings.api_key is None:
+        render.note("Anyone who reaches this address can use it. --api-key asks for a key.")
+    render.note(f"{served.model} ({served.mode}) on http://{settings.host}:{settings.port}")
+    server.run()
+
+
+def _prefix_dir() -> Path:
+    return env.cache_dir() / "prefixes"
+
+
+def _load(options: dict[str, Any]) -> Any:
+    """Load what is served; runs on the engine's thread."""
+    from spec_core import FixedCap
+    from spec_server import Served
+
+    opened = open_target(options)
+    pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
+    cap = cap_of(pair.drafter, options["max_draft"])
+    mode = pair.drafter.name if pair.drafter is not None else opening.BASELINE
+
+    def make_cap(wish: int | None) -> FixedCap:
+        return FixedCap(cap if wish is None else min(wish, cap))
+
+    fingerprint = f"{opened.name}|{mode}|{options['drafter']}|kv {options['kv_bits']}"
+    return Served(pair, opened.name, mode, make_cap, fingerprint)

@@ -1,0 +1,271 @@
+"""Rows of a batch against `generate`, on a toy target; `spec-targets` tests real models."""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import pytest
+
+from spec_core import FixedCap, Pair, Sampling, TargetOutput, generate
+from spec_core.batch import Batch, BatchTarget
+from spec_core.guide import TokenBias
+from spec_core.lending import Lender
+from spec_core.testing import ToyDrafter, ToyTarget
+
+
+@dataclass
+class ToyRows:
+    singles: list
+    is_open: bool = False
+
+
+class ToyBatchTarget(ToyTarget):
+    """A batch is a list of single caches."""
+
+    batch_refusal = None
+
+    def join(self, caches):
+        return ToyRows([c for p in caches for c in (p.singles if isinstance(p, ToyRows) else [p])])
+
+    def select(self, cache, rows):
+        return ToyRows([cache.singles[row] for row in rows])
+
+    def extract(self, cache, row):
+        return cache.singles[row]
+
+    def verify_rows(self, blocks, cache, *, taps=()):
+        outputs = [self.verify(b, c, taps=taps) for b, c in zip(blocks, cache.singles, strict=True)]
+        cache.is_open = True
+        columns = zip(*(o.taps for o in outputs), strict=True)
+        tapped = tuple(mx.stack(list(column)) for column in columns)
+        return TargetOutput(mx.stack([o.logits for o in outputs]), tapped)
+
+    def commit_rows(self, cache, n_keep):
+        cache.is_open = False
+        for single, n in zip(cache.singles, n_keep, strict=True):
+            self.commit(single, n)
+
+
+def settings(seed):
+    samplings = (Sampling(), Sampling(temperature=1.0, seed=seed), Sampling(presence_penalty=0.5))
+    return {
+        "prompt": [1 + seed % 5, 2, 3 + seed % 4] * (1 + seed % 3),
+        "max_tokens": 6 + 5 * (seed % 4),
+        "sampling": samplings[seed % 3],
+        "cap": FixedCap((3, 0, 2)[seed % 3]),
+        "stop_ids": (11,) if seed % 2 else (),
+        "guide": TokenBias({seed % 12: -2.0}, 12) if seed % 4 == 1 else None,
+        "prefill_chunk": 4,
+    }
+
+
+def drafter(seed):
+    return ToyDrafter(taps=(1, 3)) if seed % 2 else ToyDrafter(taps=(2,))
+
+
+def alone(target, seed):
+    given = settings(seed)
+    rounds = list(generate(Pair(target, drafter(seed)), given.pop("prompt"), **given))
+    return [t for r in rounds for t in r.tokens], rounds[-1].finish_reason
+
+
+def run(batch, target, seeds, drafter_of=drafter):
+    got = {seed: [] for seed in seeds}
+    widths, ends = [], {}
+    for seed in seeds:
+        given = settings(seed)
+        batch.add(Pair(target, drafter_of(seed)), given.pop("prompt"), **given, tag=seed)
+    while batch.rows:
+        for row, outcome in batch.step():
+            assert not isinstance(outcome, Exception), outcome
+            got[row.tag] += outcome.tokens
+            if outcome.finish_reason:
+                ends[row.tag] = outcome.finish_reason
+                batch.remove(row)
+        widths.append(batch.width)
+    return {seed: (got[seed], ends[seed]) for seed in seeds}, widths
+
+
+def test_rows_emit_what_they_emit_alone():
+    target = ToyBatchTarget()
+    assert isinstance(target, BatchTarget)
+    got, widths = run(Batch(target), target, range(9))
+    assert max(widths) >= 3 and widths[-1] == 0
+    assert got == {seed: alone(target, seed) for seed in range(9)}
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_targets_that_cannot_batch_take_turns(share):
+    target = ToyTarget() if share else ToyBatchTarget()
+    batch = Batch(target, share=share)
+    got, widths = run(batch, target, range(4))
+    assert batch.refusal is not None and max(widths) == 1
+    assert got == {seed: alone(target, seed) for seed in range(4)}
+
+
+def test_a_refusing_target_says_why():
+    target = ToyBatchTarget()
+    target.batch_refusal = "it is Monday"
+    assert Batch(target).refusal == "it is Monday"
+
+
+def test_a_lent_drafter_keeps_each_sequence_apart():
+    target = ToyBatchTarget()
+    lender = Lender(ToyDrafter(taps=(1,)))
+    got, _ = run(Batch(target), target, range(6), lambda seed: lender.lend())
+    want = {}
+    for seed in range(6):
+        given = settings(seed)
+        pair = Pair(target, ToyDrafter(taps=(1,)))
+        rounds = list(generate(pair, given.pop("prompt"), **given))
+        want[seed] = ([t for r in rounds for t in r.tokens], rounds[-1].finish_reason)
+    assert got == want
+
+
+def test_a_drafter_that_forks_is_forked():
+    class Forking(ToyDrafter):
+        def fork(self):
+            return Forking()
+
+    lender = Lender(Forking())
+    assert lender.lend() is not lender.lend() and isinstance(lender.lend(), Forking)
+
+
+def test_a_lent_drafter_can_be_snapshot_and_reset():
+    lender = Lender(ToyDrafter())
+    one, other = lender.lend(), lender.lend()
+    one.observe([1, 2], TargetOutput(mx.zeros((2, 1))))
+    other.observe([3], TargetOutput(mx.zeros((1, 1))))
+    assert (one.state(), other.state()) == ([1, 2], [3])
+    one.reset()
+    other.restore([7])
+    assert (one.state(), other.state()) == ([], [7])
+    assert (one.name, one.taps, one.max_draft) == ("toy", (), 4)
+
+
+class BrokenDrafter(ToyDrafter):
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+
+    def draft(self, anchor, cap, *, sampling, key):
+        if self.where == "draft":
+            raise RuntimeError("boom")
+        return super().draft(anchor, cap, sampling=sampling, key=key)
+
+    def observe(self, tokens, output):
+        prompt = len(self.observed) < 3
+        if (self.where == "prefill") if prompt else (self.where == "observe"):
+            raise RuntimeError("boom")
+        super().observe(tokens, output)
+
+
+class NanGuide(TokenBias):
+    """Spoils the logits after the first token."""
+
+    def __init__(self):
+        super().__init__({}, 12)
+
+    def advance(self, tokens):
+        self._row = self._row + mx.nan
+
+
+@pytest.mark.parametrize("where", ["draft", "observe", "prefill", "logits"])
+def test_a_failing_row_fails_alone(where):
+    target = ToyBatchTarget()
+    batch = Batch(target)
+    for seed in (3, 7):  # the longest ones
+        given = settings(seed)
+        batch.add(Pair(target, drafter(seed)), given.pop("prompt"), **given, tag=seed)
+    bad = batch.add(
+        Pair(target, BrokenDrafter(where)), [1, 2, 3], max_tokens=30, tag="bad",
+        guide=NanGuide() if where == "logits" else None,
+    )  # fmt: skip
+    got, errors = {3: [], 7: []}, []
+    while batch.rows:
+        for row, outcome in batch.step():
+            if isinstance(outcome, Exception):
+                errors.append((row, str(outcome)))
+                batch.remove(row)
+                continue
+            if row is not bad:
+                got[row.tag] += outcome.tokens
+            if outcome.finish_reason:
+                batch.remove(row)
+    assert len(errors) == 1 and errors[0][0] is bad
+    assert ("logits must be numbers" if where == "logits" else "boom") in errors[0][1]
+    assert got == {seed: alone(target, seed)[0] for seed in (3, 7)}
+
+
+def test_a_failed_forward_is_repeated_row_by_row():
+    class Fragile(ToyBatchTarget):
+        n_calls = 0
+
+        def verify_rows(self, blocks, cache, *, taps=()):
+            output = super().verify_rows(blocks, cache, taps=taps)
+            self.n_calls += 1
+            if self.n_calls == 2:
+                raise RuntimeError("no memory")
+            return output
+
+    target = Fragile()
+    got, _ = run(Batch(target), target, range(6))
+    assert target.n_calls > 3
+    assert got == {seed: alone(target, seed) for seed in range(6)}
+
+
+def test_a_row_can_leave_at_any_time():
+    target = ToyBatchTarget()
+    batch = Batch(target)
+    rows = [batch.add(Pair(target), [1, 2, 3, 4, 5], max_tokens=50, prefill_chunk=2) for _ in "abc"]
+    assert batch.remove(rows[2]).offset == 0  # its prompt was never begun
+    batch.step()
+    assert batch.remove(rows[1]).offset == 0
+    for _ in range(6):
+        batch.step()
+    assert rows[0].run.in_flight
+    cache = batch.remove(rows[0])
+    assert not cache.is_open and cache.offset == 5 + rows[0].run.n_emitted - 1
+    assert batch.rows == [] and batch.step() == []
+
+
+def test_a_cache_that_cannot_be_closed_is_not_handed_out():
+    class Stuck(ToyTarget):
+        def commit(self, cache, n_keep):
+            if n_keep == 0:
+                raise RuntimeError("stuck")
+            super().commit(cache, n_keep)
+
+    target = Stuck()
+    batch = Batch(target)
+    row = batch.add(Pair(target), [1, 2], max_tokens=50)
+    for _ in range(3):
+        batch.step()
+    assert row.run.in_flight and batch.remove(row) is None
+
+
+def test_progress_is_told_and_stops_are_named():
+    class Letters:
+        stop_ids = frozenset()
+
+        def encode(self, text):
+            return [ord(c) - 97 for c in text]
+
+        def decode(self, tokens):
+            return "".join(chr(97 + t) for t in tokens)
+
+    seen = []
+    target = ToyTarget()
+    batch = Batch(target)
+    row = batch.add(
+        Pair(target, tokenizer=Letters()), "abcde", max_tokens=200, stop_strings=("zz", "a", "b"),
+        prefill_chunk=2, on_prefill=lambda r, done, total: seen.append((r.tag, done, total)),
+        sampling=Sampling(temperature=5.0, seed=1), tag="t",
+    )  # fmt: skip
+    text, reason = "", None
+    while reason is None:
+        for _, outcome in batch.step():
+            text, reason = text + outcome.text, outcome.finish_reason
+    assert seen == [("t", 2, 5), ("t", 4, 5), ("t", 5, 5)]
+    assert reason == "stop" and row.stopped_by in ("a", "b") and row.stopped_by not in text
+    bare = batch.add(Pair(target), [1], max_tokens=1)
+    assert bare.stopped_by is None

@@ -1,0 +1,153 @@
+"""A small model as drafter: the classic arrangement, for any two targets with one vocabulary.
+
+Works on the contract of a target alone, so it needs no model library. A target cannot forget a
+committed row, and a draft must leave no trace; so each step forwards the drafts so far as one open
+block and abandons it. That costs a few extra rows, which ride along with the weights, and works for
+models whose state cannot be trimmed.
+
+References:
+    Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import mlx.core as mx
+
+from spec_core import Draft, LoadError, Sampling, Target, TargetOutput, registry, target_probs
+from spec_core.sampling import draw
+from spec_drafters._files import locate
+from spec_drafters._vocabulary import check_same_vocabulary, vocabulary_file
+
+_CHUNK = 512  # rows of one prefill
+
+
+class DraftModelDrafter:
+    """Any target as drafter of another.
+
+    Args:
+        model: The small model.
+        target: The model it drafts for.
+        max_draft: Drafts a round.
+        truncate: Draw from the request's top-k, top-p and min-p too, not from temperature alone.
+
+    Raises:
+        LoadError: the vocabularies have different sizes.
+        ValueError: max_draft is below 1.
+    """
+
+    name = "draft-model"
+    taps: tuple[int, ...] = ()
+
+    def __init__(
+        self, model: Target, target: Target, *, max_draft: int = 4, truncate: bool = True
+    ) -> None:
+        if max_draft < 1:
+            raise ValueError(f"[draft-model] max_draft must be >= 1, got {max_draft}.")
+        if model.vocab_size != target.vocab_size:
+            raise LoadError(
+                f"[draft-model] Drafter and target must share a vocabulary, got "
+                f"{model.vocab_size} and {target.vocab_size} tokens. Use a smaller model of the "
+                "same family."
+            )
+        self.max_draft = max_draft
+        self._model = model
+        self._truncate = truncate
+        self.reset()
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        target: Target,
+        *,
+        model: Path | str | None = None,
+        open_target: Callable[[Path], tuple[Target, Any]] | None = None,
+        **options: Any,
+    ) -> "DraftModelDrafter":
+        """Open a small model's folder and check its vocabulary string by string.
+
+        Args:
+            path: Folder or hub id of the small model.
+            target: The model it drafts for.
+            model: Folder or hub id of the target, for its vocabulary.
+            open_target: Loader of models; the installed one without.
+            options: As the constructor takes them.
+
+        Raises:
+            LoadError: no loader is installed, or a token differs between the two.
+        """
+        folder = locate(path)
+        if model is not None:
+            check_same_vocabulary(vocabulary_file(folder), vocabulary_file(model))
+        if open_target is None:
+            open_target = registry.load(registry.LOADERS, "target")
+        small, _ = open_target(folder)  # pyright: ignore[reportOptionalCall]
+        return cls(small, target, **options)
+
+    def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
+        """Forward the anchor and the drafts so far, again and one row longer, cap times."""
+        self._catch_up()
+        n_drafts = min(cap, self.max_draft)
+        settings = sampling
+        if not self._truncate:
+            settings = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
+        head = [*self._waiting, anchor]
+        block = mx.array(head, mx.int32)
+        tokens: list[mx.array] = []
+        rows: list[mx.array] = []
+        for step_key in mx.random.split(key, n_drafts):
+            output = self._model.verify(block, self._cache)
+            # Committed rows stay; the anchor is the loop's to commit, the drafts are guesses.
+            self._model.commit(self._cache, len(self._waiting))
+            self._fed += self._waiting
+            block = block[len(self._waiting) :]
+            self._waiting = []
+            logits = output.logits[-1:]
+            if sampling.greedy:
+                drafted = mx.argmax(logits, axis=-1).astype(mx.int32)
+            else:
+                rows.append(target_probs(logits, settings))
+                drafted = draw(rows[-1], step_key)
+            tokens.append(drafted)
+            block = mx.concatenate([block, drafted])
+        probs = mx.concatenate(rows) if rows else None
+        return Draft(mx.concatenate(tokens), probs, source=self.name)
+
+    def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
+        """Remember committed ids; the next draft forwards them."""
+        self._waiting.extend(tokens)
+
+    def fork(self) -> Self:
+        """Another drafter on the same model, with an empty context."""
+        other = copy.copy(self)
+        other.reset()
+        return other
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        self._cache = self._model.make_cache()
+        self._fed: list[int] = []  # ids in the small model's cache
+        self._waiting: list[int] = []  # committed ids that are not
+
+    def state(self) -> tuple[int, ...]:
+        """The committed ids."""
+        return (*self._fed, *self._waiting)
+
+    def restore(self, state: tuple[int, ...]) -> None:
+        """Go on from a snapshot; keeps the cache where it holds a prefix of it."""
+        n_fed = len(self._fed)
+        if list(state[:n_fed]) != self._fed:
+            self.reset()
+            n_fed = 0
+        self._waiting = list(state[n_fed:])
+
+    def _catch_up(self) -> None:
+        """Prefill what waits, down to the rows that one block can take along."""
+        while len(self._waiting) > _CHUNK:
+            chunk, self._waiting = self._waiting[:_CHUNK], self._waiting[_CHUNK:]
+            self._model.prefill(chunk, self._cache)
+            self._fed += chunk

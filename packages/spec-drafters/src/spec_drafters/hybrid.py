@@ -1,0 +1,123 @@
+"""Lookup where the newest tokens occurred before, another drafter everywhere else.
+
+Copied drafts cost nothing to make and run long where a text repeats itself. Where they are accepted
+less than the other drafter's, lookup is parked and probed again later. Knows nothing about models.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from spec_core import Draft, Drafter, Sampling, TargetOutput
+from spec_core.lending import Lender
+from spec_drafters.lookup import LookupDrafter
+
+
+@dataclass(frozen=True, slots=True)
+class HybridState:
+    """Snapshots of both drafters."""
+
+    lookup: Any
+    other: Any
+
+
+class HybridDrafter:
+    """A drafter with lookup in front.
+
+    Args:
+        other: Drafts where lookup finds nothing or is parked.
+        lookup: Drafts where the newest tokens occurred before; one that asks for a match of 4
+            tokens without.
+    """
+
+    name = "hybrid"
+
+    def __init__(self, other: Drafter, lookup: LookupDrafter | None = None) -> None:
+        self.other = other
+        self._lookup = lookup or LookupDrafter(min_match=4)
+        self._lender = Lender(other)
+        self.taps = other.taps
+        self.max_draft = max(other.max_draft, self._lookup.max_draft)
+        self._rivalry = _Rivalry()
+        self._last: str | None = None  # who made the draft in flight
+
+    def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
+        """Lookup's draft if it has one and is worth it, else the other drafter's."""
+        if self._rivalry.may_look_up():
+            copied = self._lookup.draft(anchor, cap, sampling=sampling, key=key)
+            if copied.n_drafted:
+                self._last = "lookup"
+                return copied
+        self._last = "other"
+        return self.other.draft(anchor, min(cap, self.other.max_draft), sampling=sampling, key=key)
+
+    def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
+        """Both observe; what the last draft brought decides about parking."""
+        if self._last is not None:
+            self._rivalry.record(self._last, len(tokens) - 1)
+            self._last = None
+        self._lookup.observe(tokens, output)
+        self.other.observe(tokens, output)
+
+    def fork(self) -> "HybridDrafter":
+        """Another one with empty contexts; the other drafter is forked, or used by turns."""
+        other = HybridDrafter(self._lender.lend(), self._lookup.fork())
+        other._lender = self._lender
+        return other
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        self._lookup.reset()
+        self.other.reset()
+        self._rivalry = _Rivalry()
+        self._last = None
+
+    def state(self) -> HybridState:
+        """Snapshots of both; parking is not part of it."""
+        return HybridState(self._lookup.state(), self.other.state())
+
+    def restore(self, state: HybridState) -> None:
+        """Go on from a snapshot."""
+        self._lookup.restore(state.lookup)
+        self.other.restore(state.other)
+        self._rivalry = _Rivalry()
+        self._last = None
+
+
+class _Rivalry:
+    """Parks lookup while its drafts bring fewer tokens than the other drafter's.
+
+    Both averages count accepted tokens a round and forget with a half-life of about three rounds.
+    """
+
+    _FIRST_NAP = 16
+    _LONGEST_NAP = 128
+
+    def __init__(self) -> None:
+        self._mean: dict[str, float | None] = {"lookup": None, "other": None}
+        self._nap = self._FIRST_NAP
+        self._left = 0
+
+    def may_look_up(self) -> bool:
+        """False while lookup is parked; counts the round."""
+        if self._left > 0:
+            self._left -= 1
+            return False
+        return True
+
+    def record(self, source: str, n_accepted: int) -> None:
+        """Count a round of one of the two."""
+        mean = self._mean[source]
+        mean = float(n_accepted) if mean is None else mean + 0.25 * (n_accepted - mean)
+        self._mean[source] = mean
+        rival = self._mean["other"]
+        if source != "lookup" or rival is None:
+            return
+        if mean >= rival:
+            self._nap = self._FIRST_NAP
+            return
+        self._left = self._nap
+        self._nap = min(2 * self._nap, self._LONGEST_NAP)
+        self._mean["lookup"] = None  # the next probe speaks for itself

@@ -1,0 +1,142 @@
+"""A target as drafter of another: greedy chains, rollback without trace, vocabularies."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from spec_core import LoadError, Pair, Sampling, TargetOutput, generate, target_probs
+from spec_core.testing import ToyTarget, check_drafter
+from spec_drafters import DraftModelDrafter
+from spec_drafters._vocabulary import check_same_vocabulary, read_vocabulary
+
+NOTHING = TargetOutput(mx.zeros((0, 1)))
+KEY = mx.random.key(0)
+
+
+def drafter(seed: int = 5, **options: int) -> DraftModelDrafter:
+    return DraftModelDrafter(ToyTarget(seed=seed), ToyTarget(), **options)
+
+
+def chain(model: ToyTarget, committed: list[int], anchor: int, n: int) -> list[int]:
+    """What plain greedy decoding of the small model gives."""
+    rounds = generate(Pair(model), [*committed, anchor], max_tokens=n)
+    return [token for r in rounds for token in r.tokens]
+
+
+def test_keeps_the_contract() -> None:
+    check_drafter(drafter(), vocab_size=12)
+
+
+def test_drafts_are_the_small_models_own_decoding_round_after_round() -> None:
+    made, committed = drafter(max_draft=5), [1, 5, 2, 7]
+    made.observe(committed, NOTHING)
+    for n in range(6):
+        anchor = (3 * n) % 12
+        tokens = made.draft(anchor, 5, sampling=Sampling(), key=KEY).tokens.tolist()
+        assert tokens == chain(ToyTarget(seed=5), committed, anchor, 5)
+        kept = [anchor, *tokens[: n % 4]]  # type: ignore[misc]
+        made.observe(kept, NOTHING)
+        committed += kept
+
+
+def test_a_long_prompt_is_taken_in_chunks() -> None:
+    made, committed = drafter(), [(7 * i) % 12 for i in range(1300)]
+    made.observe(committed[:900], NOTHING)
+    made.observe(committed[900:], NOTHING)
+    tokens = made.draft(3, 4, sampling=Sampling(), key=KEY).tokens.tolist()
+    assert tokens == chain(ToyTarget(seed=5), committed, 3, 4)
+
+
+def test_probs_are_the_small_models_distributions() -> None:
+    made = drafter()
+    made.observe([1, 2], NOTHING)
+    settings = Sampling(temperature=0.6, top_p=0.9)
+    draft = made.draft(4, 3, sampling=settings, key=KEY)
+    assert draft.probs is not None
+    tokens: list[int] = draft.tokens.tolist()  # type: ignore[assignment]
+    model = ToyTarget(seed=5)
+    cache = model.make_cache()
+    rows = model.verify(mx.array([1, 2, 4, *tokens[:2]], mx.int32), cache).logits[2:]
+    assert mx.allclose(draft.probs, target_probs(rows, settings), atol=1e-6)
+
+
+def test_greedy_output_is_the_targets_and_a_twin_is_always_accepted() -> None:
+    target = ToyTarget()
+    plain = [t for r in generate(Pair(target), [1, 2], max_tokens=30) for t in r.tokens]
+    for seed, share in ((0, 1.0), (5, 0.0)):
+        pair = Pair(target, DraftModelDrafter(ToyTarget(seed=seed), target))
+        rounds = list(generate(pair, [1, 2], max_tokens=30))
+        assert [t for r in rounds for t in r.tokens] == plain
+        n_drafted = sum(r.n_drafted for r in rounds)
+        accepted = sum(r.n_accepted for r in rounds) / n_drafted
+        assert accepted == 1.0 if share else accepted < 0.9
+
+
+def test_restoring_a_longer_sequence_keeps_the_cache() -> None:
+    made = drafter()
+    made.observe([1, 2, 3], NOTHING)
+    made.draft(4, 2, sampling=Sampling(), key=KEY)
+    made.observe([4], NOTHING)
+    snapshot = made.state()
+    assert snapshot == (1, 2, 3, 4)
+    made.observe([5], NOTHING)
+    made.restore(snapshot)
+    assert made._fed == [1, 2, 3] and made._waiting == [4]
+    made.restore((9, 9))
+    assert made._fed == [] and made._waiting == [9, 9]
+
+
+def test_another_vocabulary_size_is_refused() -> None:
+    with pytest.raises(LoadError, match="must share a vocabulary, got 12 and 13 tokens"):
+        DraftModelDrafter(ToyTarget(12), ToyTarget(13))
+    with pytest.raises(ValueError, match=r"max_draft must be >= 1, got 0"):
+        drafter(max_draft=0)
+
+
+def tokenizer(folder: Path, tokens: list[str], added: dict[int, str] | None = None) -> Path:
+    folder.mkdir()
+    content = {
+        "model": {"type": "BPE", "vocab": {t: i for i, t in enumerate(tokens)}},
+        "added_tokens": [{"id": i, "content": t} for i, t in (added or {}).items()],
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_vocabularies_are_compared_string_by_string(tmp_path: Path) -> None:
+    one = tokenizer(tmp_path / "one", ["a", "b", "c"], {3: "<end>"})
+    permuted = tokenizer(tmp_path / "permuted", ["a", "c", "b"], {3: "<end>"})
+    special = tokenizer(tmp_path / "special", ["a", "b", "c"], {3: "<stop>"})
+    shorter = tokenizer(tmp_path / "shorter", ["a", "b", "c"])
+    model = ToyTarget()
+    opened: list[Path] = []
+
+    def open_target(folder: Path) -> tuple[ToyTarget, None]:
+        opened.append(folder)
+        return model, None
+
+    def load(path: Path) -> DraftModelDrafter:
+        return DraftModelDrafter.load(path, ToyTarget(), model=one, open_target=open_target)
+
+    assert load(one).max_draft == 4 and opened == [one]
+    with pytest.raises(LoadError, match='got "c" and "b" for id 1'):
+        load(permuted)
+    with pytest.raises(LoadError, match='got "<stop>" and "<end>" for id 3'):
+        load(special)
+    with pytest.raises(LoadError, match='got no token and "<end>" for id 3'):
+        load(shorter)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(LoadError, match='must have a "tokenizer.json", got none'):
+        load(tmp_path / "none")
+
+
+def test_unigram_vocabularies_are_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"model": {"vocab": [["<unk>", 0.0], ["a", -1.5]]}}))
+    assert read_vocabulary(path) == {0: "<unk>", 1: "a"}
+    check_same_vocabulary(path, path)
+    path.write_text("[]")
+    with pytest.raises(LoadError, match="must be a tokenizer.json with a vocabulary"):
+        read_vocabulary(path)

@@ -1,0 +1,230 @@
+"""Installing into a model: what is wrapped, reported, refused and restored."""
+
+import json
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from spec_kernels import ExactError, install, installation, row_invariant, rule_for
+from spec_kernels.gate import Gate
+from spec_kernels.hardware import Device
+from spec_kernels.installation import span
+from spec_kernels.race import AttentionVerdict, Verdict
+
+CUDA = Device("cuda", "sm_90", "NVIDIA H200", "Linux 6.18")
+UNKNOWN = Device("metal", "applegpu_g17s", "Apple M5 Max", "Darwin 26.1")
+SOME = Verdict(True, frozenset({1, 2, 8}), None, "raced", {"8": 2.0})
+
+
+def scaled_dot_product_attention(queries, keys, values, cache, scale, mask):
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_proj = nn.Linear(128, 128, bias=False)
+        self.k_proj = nn.Linear(128, 128, bias=False)
+        self.v_proj = nn.Linear(128, 128, bias=False)
+        self.o_proj = nn.Linear(128, 128, bias=False)
+        self.norm = nn.RMSNorm(128)
+
+    def __call__(self, x):
+        q = self.q_proj(self.norm(x)).reshape(1, -1, 2, 64).transpose(0, 2, 1, 3)
+        out = scaled_dot_product_attention(q, q, q, cache=None, scale=0.125, mask="causal")
+        return x + self.o_proj(out.transpose(0, 2, 1, 3).reshape(x.shape))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [Block(), Block()]
+        self.head = nn.Linear(128, 192, bias=False)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+@pytest.fixture
+def model():
+    made = Model()
+    made.set_dtype(mx.bfloat16)
+    nn.quantize(made, group_size=64, bits=4)
+    return made
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """An installation as on a CUDA machine, up to the first launch."""
+    monkeypatch.setattr(installation, "this_device", lambda: CUDA)
+    monkeypatch.setattr("spec_kernels.matmul.cuda_kernel", lambda *a: None)
+    monkeypatch.setattr(Gate, "shares", lambda self, together: True)
+    monkeypatch.setattr(Gate, "_measure_matmul", lambda self, shape: SOME)
+    attention = AttentionVerdict(True, {4: 512}, "raced", {"4@512": 1.5})
+    monkeypatch.setattr(Gate, "_measure_attention", lambda self, shape: attention)
+
+
+def classes(model):
+    return [type(layer) for _, layer in model.named_modules()]
+
+
+def test_layers_are_wrapped_reported_and_restored(cuda, model):
+    before = classes(model)
+    installed = install(model, attention_shape=(2, 2, 64))
+    report = installed.report()
+    assert report.on and not report.exact
+    by_shape = {op.shape: op for op in report.ops}
+    square = by_shape["128->128 4-bit g64 bfloat16"]
+    assert (square.layers, square.kernel, square.serves) == (8, "cuda", "1-2, 8")
+    assert square.speedup == {"8": 2.0}
+    assert by_shape["128->192 4-bit g64 bfloat16"].layers == 1
+    assert by_shape["2/2x64 bfloat16"].serves == "4"
+    assert by_shape["2/2x64 bfloat16"].layers == 2
+    assert len([c for c in classes(model) if c not in before]) == 11
+    installed.uninstall()
+    installed.uninstall()
+    assert classes(model) == before
+
+
+def test_q_k_and_v_share_a_launch_where_it_changes_no_bit(cuda, model, monkeypatch):
+    attention = model.layers[0]
+    with install(model):
+        assert attention.q_proj._spec_kernel._shared[0] is attention.v_proj._spec_kernel._shared[0]
+        assert attention.o_proj._spec_kernel._shared is None
+    monkeypatch.setattr(Gate, "shares", lambda self, together: False)
+    with install(model):
+        assert attention.q_proj._spec_kernel._shared is None
+
+
+def test_an_embedding_counts_as_a_head_only_where_the_model_has_no_other(cuda, model):
+    model.embed = nn.QuantizedEmbedding(192, 128, 64, 4)
+    model.embed.set_dtype(mx.bfloat16)
+    tied = nn.QuantizedEmbedding(320, 128, 64, 4)
+    tied.set_dtype(mx.bfloat16)
+    model.tied = tied
+    with install(model):
+        assert type(model.embed) is nn.QuantizedEmbedding
+        assert type(model.tied) is not nn.QuantizedEmbedding
+
+
+def test_the_report_is_plain_data(cuda, model):
+    with install(model) as installed:
+        plain = installed.report().as_dict()
+    assert json.loads(json.dumps(plain))["device"]["architecture"] == "sm_90"
+
+
+def test_a_stall_turns_the_kernels_off_and_says_so(cuda, model):
+    with install(model) as installed:
+        for _ in range(20):
+            installed.observe(0.05)
+        assert installed.report().on
+        installed.observe(5.0)
+        report = installed.report()
+        assert not report.on
+        assert report.reason.startswith("a verify took 5.00 s, 100 times the median")
+        model(mx.zeros((1, 2, 128), mx.bfloat16))
+        assert installed.report().calls == {}
+
+
+def test_a_shape_that_loses_every_race_stays_stock(cuda, model, monkeypatch):
+    lost = Verdict(True, frozenset(), None, "raced", {"8": 0.7})
+    monkeypatch.setattr(Gate, "_measure_matmul", lambda self, shape: lost)
+    before = classes(model)
+    with install(model) as installed:
+        assert {op.kernel for op in installed.report().ops} == {"stock"}
+        assert not installed.report().on
+        assert classes(model) == before
+
+
+def test_an_unknown_generation_is_off_unless_asked_for(cuda, model, monkeypatch):
+    monkeypatch.setattr(installation, "this_device", lambda: UNKNOWN)
+    report = install(model).report()
+    assert not report.on
+    assert report.reason == rule_for(UNKNOWN).reason
+    with install(model, mode="on") as installed:
+        assert installed.report().on
+        assert installed.report().reason.startswith("asked for, although: applegpu_g17s")
+
+
+def test_off_installs_nothing(cuda, model):
+    before = classes(model)
+    installed = install(model, mode="off")
+    assert classes(model) == before
+    assert installed.report().reason == "turned off"
+
+
+def test_exact_serves_every_row_count_and_attention(cuda, model):
+    with install(model, exact=True) as installed:
+        report = installed.report()
+        assert report.exact
+        assert {op.serves for op in report.ops} == {"1-16"}
+        assert {op.op for op in report.ops} == {"matmul", "attention"}
+
+
+def test_exact_refuses_an_operation_it_cannot_make_row_by_row(cuda, model):
+    model.layers[0].mixer = nn.Conv1d(4, 4, 3)
+    with pytest.raises(ExactError, match=r'\[exact\] "layers.0.mixer" must work row by row'):
+        install(model, exact=True)
+
+
+def test_exact_refuses_experts_by_the_name_of_their_operation(cuda, model):
+    model.layers[1].switch = type("SwitchLinear", (nn.Module,), {})()
+    with pytest.raises(ExactError, match="gather_qmm sorts rows by expert"):
+        install(model, exact=True)
+
+
+def test_exact_refuses_a_quantisation_without_a_kernel_and_leaves_no_layer_wrapped(cuda):
+    model = Model()
+    model.set_dtype(mx.bfloat16)
+    nn.quantize(model, mode="mxfp4", group_size=32, bits=4)
+    before = classes(model)
+    with pytest.raises(ExactError, match=r"\[exact\] matmul of .* got: mode mxfp4"):
+        install(model, exact=True)
+    assert classes(model) == before
+
+
+def test_exact_refuses_where_the_rules_turn_the_kernels_off(cuda, model, monkeypatch):
+    monkeypatch.setattr(installation, "this_device", lambda: UNKNOWN)
+    with pytest.raises(ExactError, match="must be on, got: applegpu_g17s is not a known"):
+        install(model, exact=True)
+
+
+def test_exact_refuses_a_model_whose_attention_it_cannot_see(cuda):
+    model = nn.Sequential(nn.QuantizedLinear(128, 64, bias=False))
+    model.set_dtype(mx.bfloat16)
+    with pytest.raises(ExactError, match="a model that never calls it"):
+        install(model, exact=True)
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="needs a CPU as the default device")
+def test_exact_on_a_cpu_changes_nothing_and_holds(model):
+    """Stock operations are row by row on this CPU; the model's rows show it bit for bit."""
+    plain = Model()
+    before = classes(plain)
+    with install(plain, exact=True) as installed:
+        assert installed.report().exact and classes(plain) == before
+        x = mx.random.normal((16, 128), key=mx.random.key(0))
+        assert row_invariant(plain.layers[0].q_proj, x)
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="needs a CPU as the default device")
+def test_exact_on_a_cpu_refuses_a_blas_that_rounds_by_shape(monkeypatch):
+    monkeypatch.setattr("spec_kernels.exact.row_invariant", lambda operation, rows: False)
+    with pytest.raises(ExactError, match=r"matmul must .* tools/cpu-blas"):
+        install(Model(), exact=True)
+
+
+def test_row_invariance_is_seen_to_fail():
+    x = mx.random.normal((16, 8), key=mx.random.key(1))
+    assert row_invariant(lambda rows: rows * 2, x)
+    assert not row_invariant(lambda rows: rows * rows.shape[0], x)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [((), ""), ((3,), "3"), ((1, 2, 3, 8, 10, 11), "1-3, 8, 10-11")]
+)
+def test_ranges_are_shown_short(numbers, text):
+    assert span(numbers) == text

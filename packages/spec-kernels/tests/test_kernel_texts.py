@@ -1,0 +1,84 @@
+"""Every Metal text passes the linter; texts and names are fit for MLX's cache."""
+
+from importlib import resources
+
+import mlx.core as mx
+import pytest
+from metal_emulator import lint
+
+from spec_kernels import _build
+from spec_kernels._build import CudaKernel, Text, read_text, revision
+
+METAL = sorted(p.name for p in (resources.files("spec_kernels") / "metal").iterdir())
+
+
+@pytest.mark.parametrize("name", METAL)
+def test_metal_text_passes_the_linter(name):
+    assert lint(read_text("metal", name)) == []
+
+
+def test_the_linter_sees_a_missing_address_space_in_a_real_kernel():
+    text = read_text("metal", "row_attention.metal")
+    broken = text.replace("const device T* kp", "const T* kp")
+    assert broken != text
+    assert len(lint(broken)) == 1
+
+
+def test_a_revision_names_the_texts():
+    assert len(revision()) == 12 and revision() == revision()
+
+
+def test_a_cuda_name_carries_everything_that_goes_into_the_kernel(monkeypatch):
+    """MLX's CUDA backend finds compiled kernels by name alone."""
+    names = []
+
+    def factory(**arguments):
+        names.append(arguments["name"])
+
+    monkeypatch.setattr(mx.fast, "cuda_kernel", factory)
+    monkeypatch.setattr(_build, "read_text", lambda folder, name: "text of " + name)
+    text = Text("op", ("x",), ("y",), header="op_header")
+    for template, threads, blocks in (
+        ((("T", mx.float16),), 128, 1),
+        ((("T", mx.bfloat16),), 128, 1),
+        ((("T", mx.float16),), 256, 1),
+        ((("T", mx.float16),), 128, 2),
+    ):
+        CudaKernel(text, template, threads, blocks)
+    monkeypatch.setattr(_build, "read_text", lambda folder, name: "another text")
+    CudaKernel(text, (("T", mx.float16),), 128)
+    CudaKernel(text, (("T", mx.float16),), 128, prelude="int tile;")
+    assert len(set(names)) == 6
+    assert all(name.startswith("spec_op_") for name in names)
+
+
+class Backend:
+    """MLX's CUDA factory as far as it matters here: modules are found by name."""
+
+    def __init__(self, by_name=True):
+        self.by_name, self.modules, self.sources = by_name, set(), []
+
+    def __call__(self, *, name, source, header, **others):
+        def call(**arguments):
+            if name not in self.modules and "x_shape;" in source:
+                self.modules.add(name)
+            elif not self.by_name and "x_shape;" not in source:
+                raise RuntimeError("Failed to compile kernel")
+            self.sources.append(source)
+            return [mx.zeros(4)]
+
+        return call
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_the_whole_source_is_handed_over_once_where_mlx_finds_modules_by_name(monkeypatch, by_name):
+    backend = Backend(by_name)
+    monkeypatch.setattr(mx.fast, "cuda_kernel", backend)
+    monkeypatch.setattr(_build, "read_text", lambda folder, name: "y[0] = x_shape; // " * 50)
+    kernel = CudaKernel(Text("op", ("x", "w"), ("y",)), (("N", 4), ("B", True)), 64)
+    for _ in range(4):
+        kernel(inputs=[])
+    whole = [source for source in backend.sources if "constexpr int N = 4" in source]
+    assert len(whole) == (1 if by_name else 4)
+    assert backend.sources[-1] == ("x_shape" if by_name else whole[0])
+    assert "constexpr bool B = true" in whole[0]

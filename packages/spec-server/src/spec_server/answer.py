@@ -1,0 +1,247 @@
+"""Splits an answer as it streams: reasoning, text, tool calls.
+
+The same splitter serves streamed and whole answers, so both always agree. Text is held back while
+it may still turn into a mark. A call inside the reasoning stays reasoning; a mark inside quoted
+code stays text. Knows nothing about dialects.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal["reasoning", "text", "call"]
+ParseCall = Callable[[str], "list[ToolCall] | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call the model made.
+
+    Attributes:
+        name: The tool.
+        arguments: A JSON object, as text.
+    """
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of an answer that is final."""
+
+    kind: Kind
+    text: str = ""
+    call: ToolCall | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """How a model marks the parts of its answer.
+
+    Attributes:
+        think: Start and end of the reasoning; None for a model without.
+        call: Start and end of a tool call; the end may be empty (up to the answer's end). None when
+            no tools were offered, or for a model without.
+        in_reasoning: The prompt already opened the reasoning.
+    """
+
+    think: tuple[str, str] | None = None
+    call: tuple[str, str] | None = None
+    in_reasoning: bool = False
+
+
+class Splitter:
+    """One answer.
+
+    Args:
+        marks: The model's marks.
+        parse: The body of a call to the calls it makes; None when it is not a call.
+        parse_bare: The same for an answer that is nothing but a call without marks.
+    """
+
+    def __init__(
+        self, marks: Marks, parse: ParseCall | None = None, parse_bare: ParseCall | None = None
+    ) -> None:
+        self._think, self._call = marks.think, marks.call if parse is not None else None
+        self._parse, self._parse_bare = parse, parse_bare if self._call else None
+        self._state: Literal["start", "reasoning", "text", "call", "bare"] = "start"
+        if marks.in_reasoning and self._think:
+            self._state = "reasoning"
+        self._held = ""
+        self._blank = True  # nothing but white space in the reasoning so far
+        self._after_reasoning = False
+        self._code = _Code()
+        self._space = ""  # white space before the mark of the call being gathered
+        self._after_call = False  # white space that follows is no part of the text
+        self.made_call = False
+
+    def push(self, text: str) -> list[Part]:
+        """Add text; returns the parts that became final."""
+        self._held += text
+        parts: list[Part] = []
+        while self._advance(parts):
+            pass
+        return parts
+
+    def finish(self) -> list[Part]:
+        """The answer has ended; returns what was held back."""
+        parts = self.push("")
+        rest, self._held = self._held, ""
+        if self._state == "call" and self._call is not None:
+            calls = self._parse(rest) if self._parse is not None else None
+            text = self._space + self._call[0] + rest
+            parts += self._calls(calls) if calls else self._text(text)
+        elif self._state == "bare":
+            calls = self._parse_bare(rest) if self._parse_bare is not None else None
+            parts += self._calls(calls) if calls else self._text(rest)
+        elif self._state == "reasoning":
+            parts += [Part("reasoning", rest)] if rest else []
+        elif self._state == "text" or not self._after_reasoning:
+            parts += self._text(rest)
+        return parts
+
+    # -- one step of the machine; True when there may be another one -------------------------------
+
+    def _advance(self, parts: list[Part]) -> bool:
+        if self._state == "start":
+            return self._begin()
+        if self._state == "reasoning":
+            return self._reason(parts)
+        if self._state == "text":
+            return self._speak(parts)
+        if self._state == "call":
+            return self._gather(parts)
+        return False  # bare: all of it is judged at the end
+
+    def _begin(self) -> bool:
+        """Before the first visible character: reasoning, a bare call, or text."""
+        seen = self._held.lstrip()
+        if not seen:
+            return False
+        if self._think is not None:
+            start = self._think[0]
+            if seen.startswith(start):
+                self._held = seen[len(start) :]
+                self._state, self._blank = "reasoning", True
+                return True
+            if start.startswith(seen):
+                return False
+        if self._after_reasoning:
+            self._held = seen
+        bare = self._parse_bare is not None and seen[0] == "{"
+        self._state = "bare" if bare else "text"
+        return True
+
+    def _reason(self, parts: list[Part]) -> bool:
+        assert self._think is not None
+        at = self._held.find(self._think[1])
+        text = self._held[:at] if at >= 0 else self._cut(self._think[1])
+        if at >= 0:
+            self._held = self._held[at + len(self._think[1]) :]
+            self._state, self._after_reasoning = "start", True
+            self._think = None  # a second block is text
+        if self._blank:
+            text = text.lstrip()
+        if text:
+            self._blank = False
+            parts.append(Part("reasoning", text))
+        return at >= 0
+
+    def _speak(self, parts: list[Part]) -> bool:
+        if self._call is None:
+            text, self._held = self._held, ""
+            parts += self._text(text)
+            return False
+        if self._after_call:
+            self._held = self._held.lstrip()
+            self._after_call = not self._held
+        start = self._call[0]
+        at = self._held.find(start)
+        if at < 0:
+            text = self._cut(start)
+            body = text.rstrip()  # white space before a call is no part of the text
+            self._held = text[len(body) :] + self._held
+            parts += self._text(body)
+            return False
+        before = self._held[:at]
+        if self._quoted(before):
+            self._held = self._held[at + len(start) :]
+            parts += self._text(before + start)
+            return True
+        self._held = self._held[at + len(start) :]
+        body = before.rstrip()
+        self._space = before[len(body) :]
+        parts += self._text(body)
+        self._state = "call"
+        return True
+
+    def _gather(self, parts: list[Part]) -> bool:
+        assert self._call is not None
+        end = self._call[1]
+        at = self._held.find(end) if end else -1
+        if at < 0:
+            return False
+        body, self._held = self._held[:at], self._held[at + len(end) :]
+        calls = self._parse(body) if self._parse is not None else None
+        self._state = "text"
+        if calls:
+            parts += self._calls(calls)
+            self._after_call = True
+        else:
+            parts += self._text(self._space + self._call[0] + body + end)
+        return True
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _cut(self, mark: str) -> str:
+        """Take what is held, but for an end that may be the beginning of the mark."""
+        held = self._held
+        for n in range(min(len(held), len(mark) - 1), 0, -1):
+            if held.endswith(mark[:n]):
+                self._held = held[-n:]
+                return held[:-n]
+        self._held = ""
+        return held
+
+    def _text(self, text: str) -> list[Part]:
+        if not text:
+            return []
+        self._code.feed(text)
+        return [Part("text", text)]
+
+    def _calls(self, calls: list[ToolCall]) -> list[Part]:
+        self.made_call = True
+        return [Part("call", call=call) for call in calls]
+
+    def _quoted(self, before: str) -> bool:
+        """Whether a mark that follows `before` is inside quoted code."""
+        code = replace(self._code)
+        code.feed(before)
+        code.close_run()
+        return code.fenced or code.inline
+
+
+@dataclass(slots=True)
+class _Code:
+    """Whether a text ends inside back-ticks: a fence, or code within one line."""
+
+    fenced: bool = False
+    inline: bool = False
+    run: int = 0  # back-ticks just seen
+
+    def feed(self, text: str) -> None:
+        for letter in text:
+            if letter == "`":
+                self.run += 1
+                continue
+            self.close_run()
+            if letter == "\n":
+                self.inline = False
+
+    def close_run(self) -> None:
+        if self.run >= 3:
+            self.fenced = not self.fenced
+        elif self.run and not self.fenced:
+            self.inline = not self.inline
+        self.run = 0

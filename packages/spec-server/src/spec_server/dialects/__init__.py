@@ -1,0 +1,1 @@
+"""Answers, one file per endpoint: whole and streamed."""

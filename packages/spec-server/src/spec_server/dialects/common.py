@@ -1,0 +1,106 @@
+"""What the endpoints share: splitting answers as they come, server-sent events, figures."""
+
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from spec_server.answer import Marks, Part, Splitter
+from spec_server.errors import Refusal
+from spec_server.jobs import End, Figures, Piece
+from spec_server.logprobs import TextTokens
+from spec_server.prompts import Prompter
+from spec_server.tools import bare_parser, call_parser
+
+
+class Reply:
+    """One answer being put together.
+
+    Args:
+        prompter: Of the model.
+        marks: How the answer is split.
+        tools: The tools of the request.
+        one_call: Drop calls after the first.
+    """
+
+    def __init__(
+        self,
+        prompter: Prompter,
+        marks: Marks,
+        tools: Sequence[dict[str, Any]] = (),
+        one_call: bool = False,
+    ) -> None:
+        parse = bare = None
+        if tools and prompter.wrapper.tool_parser is not None:
+            parse = call_parser(prompter.wrapper.tool_parser, tools)
+            bare = bare_parser(tools)
+        self._splitter = Splitter(marks, parse, bare)
+        self._tokens = TextTokens(prompter.words, marks)
+        self._one_call = one_call
+        self._n_calls = 0
+        self.logprobs: list[Any] = []  # of text tokens, not handed out yet
+        self.end: End | None = None
+
+    def take(self, event: Piece | End) -> list[Part]:
+        """The parts that became final with an event."""
+        if isinstance(event, End):
+            self.end = event
+            return self._limited(self._splitter.finish())
+        self.logprobs += self._tokens.pick(event.tokens)
+        return self._limited(self._splitter.push(event.text))
+
+    @property
+    def made_call(self) -> bool:
+        """True when the answer ended of itself after a call."""
+        return self._n_calls > 0 and self.end is not None and self.end.reason == "stop"
+
+    def _limited(self, parts: list[Part]) -> list[Part]:
+        kept: list[Part] = []
+        for part in parts:
+            if part.kind == "call":
+                self._n_calls += 1
+                if self._one_call and self._n_calls > 1:
+                    continue
+            kept.append(part)
+        return kept
+
+
+def sse(data: Any, event: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = f"event: {event}\n" if event is not None else ""
+    return f"{head}data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n".encode()
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id."""
+    return f"{prefix}{uuid.uuid4().hex[:24]}"
+
+
+def x_spec(figures: Figures, notices: Sequence[str] = ()) -> dict[str, Any]:
+    """What each response says about how it was made."""
+    told = figures.as_json()
+    if notices:
+        told["notices"] = list(notices)
+    return told
+
+
+def openai_usage(figures: Sequence[Figures]) -> dict[str, Any]:
+    """Usage over all choices; choices of one prompt count it once each time it was forwarded."""
+    prompt = max(f.prompt_tokens for f in figures)
+    completion = sum(f.completion_tokens for f in figures)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": min(f.cached_tokens for f in figures)},
+    }
+
+
+def merged(figures: Sequence[Figures]) -> Figures:
+    """The figures of a response with several choices: the first one's."""
+    return figures[0]
+
+
+def stream_error(refusal: Refusal) -> str:
+    """A one-line description for logs."""
+    return f"{refusal.status}: {refusal.message}"

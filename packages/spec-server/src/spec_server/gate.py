@@ -1,0 +1,157 @@
+"""What a request must pass before any route sees it: host, origin, key, size. Plain ASGI."""
+
+import hmac
+import ipaddress
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from spec_server.errors import Refusal, body_of, dialect_of
+from spec_server.metrics import Metrics
+from spec_server.settings import LOOPBACK, Settings
+
+_OPEN = frozenset({"/health"})
+
+
+class Gate:
+    """Wraps the application.
+
+    Args:
+        app: The application.
+        settings: What is allowed.
+        metrics: Counts responses.
+        paths: Paths that are counted by name; any other counts as "other".
+    """
+
+    def __init__(
+        self, app: ASGIApp, settings: Settings, metrics: Metrics, paths: frozenset[str]
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._metrics = metrics
+        self._paths = paths
+        self._hosts = LOOPBACK | {
+            settings.host.lower(),
+            *(h.lower() for h in settings.allowed_hosts),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let one request pass, or answer it here."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"] if scope["path"] in self._paths else "other"
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.responses.labels(path, str(message["status"])).inc()
+            await send(message)
+
+        refusal = self._refusal(scope, Headers(scope=scope))
+        if refusal is not None:
+            await _answer(refusal, scope["path"], counting)
+            return
+        await self._app(scope, _Limited(receive, self._settings.max_body_bytes), counting)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
+        if not self._known_host(headers.get("host", "")):
+            return Refusal(
+                f'[host] The Host header must name this server, got "{headers.get("host", "")}". '
+                "Allow it with --allowed-host.",
+                status=403,
+            )
+        origin = headers.get("origin")
+        if origin is not None and not self._known_origin(origin, headers.get("host", "")):
+            return Refusal(
+                f'[origin] Pages of "{origin}" may not call this server. '
+                "Allow them with --cors-origin.",
+                status=403,
+            )
+        preflight = scope["method"] == "OPTIONS" and bool(self._settings.cors_origins)
+        if scope["path"] not in _OPEN and not preflight and not self._has_key(headers):
+            return Refusal(
+                "[key] The API key must be given as a bearer token or x-api-key, and match.",
+                status=401,
+                code="invalid_api_key",
+            )
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._settings.max_body_bytes:
+            return too_large(self._settings)
+        return None
+
+    def _known_host(self, host: str) -> bool:
+        if "*" in self._hosts:
+            return True
+        name = urlsplit(f"//{host}").hostname if host else ""
+        if (name or "") in self._hosts:
+            return True
+        return self._bound_everywhere and _is_address(name or "")
+
+    @property
+    def _bound_everywhere(self) -> bool:
+        return self._settings.host in ("0.0.0.0", "::")
+
+    def _known_origin(self, origin: str, host: str) -> bool:
+        allowed = self._settings.cors_origins
+        return origin in allowed or "*" in allowed or urlsplit(origin).netloc == host
+
+    def _has_key(self, headers: Headers) -> bool:
+        key = self._settings.api_key
+        if key is None:
+            return True
+        given = headers.get("x-api-key", "")
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            given = token.strip()
+        return hmac.compare_digest(given.encode(), key.encode())
+
+
+def too_large(settings: Settings) -> Refusal:
+    """The answer to a body beyond the limit."""
+    return Refusal(f"[body] A body may hold at most {settings.max_body_bytes} bytes.", status=413)
+
+
+class _TooLarge(HTTPException):
+    """The body grew beyond the limit while it was read; a kind that body parsers let through."""
+
+    def __init__(self) -> None:
+        super().__init__(413)
+
+
+class _Limited:
+    """Counts the bytes of a body as they come."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive = receive
+        self._most = most
+        self._n = 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._n += len(message.get("body", b""))
+        if self._n > self._most:
+            raise _TooLarge
+        return message
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+async def _answer(refusal: Refusal, path: str, send: Send) -> None:
+    body = json.dumps(body_of(refusal, dialect_of(path))).encode()
+    headers: list[Any] = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,194 @@
+"""What passes between HTTP and the engine thread: a job down, events up."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from spec_core import Cap, Pair, Sampling
+from spec_core.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What to generate, free of any dialect.
+
+    Attributes:
+        prompt: Ids, at least one.
+        max_tokens: Most tokens to emit.
+        sampling: How to draw.
+        stop: Strings that end the text.
+        top_logprobs: Alternatives per token; None for no log-probabilities at all.
+        biases: Token id -> number added to its logit.
+        grammar: What the answer must match, as llguidance takes it; None for anything.
+        grammar_after: Ids that the answer holds before the grammar begins, such as the end of the
+            reasoning.
+        max_draft: Most drafts a round; None for the server's own cap.
+        by_token: Tell each token's text and origin.
+        show_markers: Keep the marks of reasoning and tool calls in the text.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    biases: tuple[tuple[int, float], ...] = ()
+    grammar: str | None = None
+    grammar_after: tuple[int, ...] = ()
+    max_draft: int | None = None
+    by_token: bool = False
+    show_markers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """One emitted token.
+
+    Attributes:
+        id: Its id.
+        logprob: Log-probability under the target, before temperature and penalties; None if not
+            asked for.
+        top: The most likely tokens as (id, log-probability), best first.
+    """
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """Text that became final with one token, and who proposed it."""
+
+    text: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The prompt's ids that have been forwarded."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one round added.
+
+    Attributes:
+        text: Text that became final.
+        tokens: Its tokens, a stop token left out.
+        by_token: Text by token where asked for.
+    """
+
+    text: str
+    tokens: tuple[TokenInfo, ...]
+    by_token: tuple[TokenText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a finished generation cost.
+
+    Attributes:
+        prompt_tokens: Tokens of the prompt.
+        cached_tokens: Of these, tokens whose state was kept from earlier.
+        completion_tokens: Emitted tokens, a stop token included.
+        mode: What drafted, or "baseline".
+        acceptance_length: Mean tokens per round; 1.0 = no gain.
+        drafted: Drafts sent to verify.
+        accepted: Drafts accepted.
+        tokens_per_second: Decoding only.
+        time_to_first_token: Seconds since the request was queued.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    mode: str
+    acceptance_length: float
+    drafted: int
+    accepted: int
+    tokens_per_second: float
+    time_to_first_token: float
+
+    def as_json(self) -> dict[str, object]:
+        """The object that responses carry as `x_spec`."""
+        return {
+            "mode": self.mode,
+            "acceptance_length": round(self.acceptance_length, 4),
+            "drafted_tokens": self.drafted,
+            "accepted_tokens": self.accepted,
+            "tokens_per_second": round(self.tokens_per_second, 2),
+            "time_to_first_token": round(self.time_to_first_token, 4),
+            "cached_tokens": self.cached_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last event of a generation that went well."""
+
+    reason: FinishReason
+    stop_string: str | None
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The last event of a generation that did not."""
+
+    message: str
+    status: int = 500
+
+
+Event = Progress | Piece | End | Failure
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request in the engine's hands. `cancel` may be called from any thread."""
+
+    ask: Ask
+    sink: Callable[[Event], None]
+    queued_at: float = field(default_factory=time.perf_counter)
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        """Give up; the engine drops it before its next round."""
+        self.cancelled = True
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine serves.
+
+    Attributes:
+        pair: Target, drafter and a Hugging Face tokenizer.
+        model: The model's name in answers.
+        mode: The mode that really runs; "baseline" without a drafter.
+        make_cap: From a request's own limit of drafts (None: no wish) to the cap of its rounds.
+        fingerprint: Names weights and settings, so that no state is used with others.
+    """
+
+    pair: Pair
+    model: str
+    mode: str
+    make_cap: Callable[[int | None], Cap]
+    fingerprint: str = ""
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of leading ids that two sequences share."""
+    n = min(len(a), len(b))
+    if list(a[:n]) == list(b[:n]):
+        return n
+    low, high = 0, n  # a[:low] equal, a[:high] different
+    while high - low > 1:
+        middle = (low + high) // 2
+        if list(a[low:middle]) == list(b[low:middle]):
+            low = middle
+        else:
+            high = middle
+    return low

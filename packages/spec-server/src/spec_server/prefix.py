@@ -1,0 +1,146 @@
+"""States of earlier prompts and answers, found again by the longest run of token ids they share.
+
+An entry is a frozen target cache with the ids it stands for, and drafter contexts at some of its
+lengths. A hit goes on from the greatest length where target and drafter can both be restored; a
+drafter without taps is fed the ids again, which costs it no forward of the target. Least recently
+used entries go when the budget is full. Used by the engine thread alone.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from spec_core import Drafter, TargetOutput
+from spec_server.jobs import common_prefix
+
+_LEAST = 8  # tokens below which a state is not worth keeping
+_MOST_DRAFTS = 4  # drafter contexts per entry, the longest ones
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One kept state."""
+
+    tokens: tuple[int, ...]
+    frozen: Any
+    drafts: dict[int, Any]  # length -> drafter state
+    nbytes: int
+    used: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A live cache to go on from, and the length it stands for."""
+
+    cache: Any
+    n_tokens: int
+
+
+class PrefixCache:
+    """Kept states of one target and drafter.
+
+    Args:
+        target: One with `freeze` and `thaw`; any other keeps nothing.
+        budget: Most bytes.
+    """
+
+    def __init__(self, target: Any, budget: int) -> None:
+        self._target = target
+        self.budget = budget
+        self.entries: list[Entry] = []
+        self.enabled = budget > 0 and hasattr(target, "freeze") and hasattr(target, "thaw")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(entry.nbytes for entry in list(self.entries))
+
+    def fetch(self, prompt: Sequence[int], drafter: Drafter | None) -> Hit | None:
+        """The best state for a prompt, the drafter set to it; None when there is none.
+
+        At least one id of the prompt is left to forward.
+        """
+        best, best_n = None, 0
+        for entry in self.entries:
+            n = min(common_prefix(entry.tokens, prompt), len(prompt) - 1)
+            n = _restorable(entry, n, drafter)
+            if n > best_n:
+                best, best_n = entry, n
+        if best is None or best_n < _LEAST:
+            return None
+        best.used = time.monotonic()
+        cache = self._target.thaw(best.frozen, best_n)
+        if drafter is not None:
+            if best_n in best.drafts:
+                drafter.restore(best.drafts[best_n])
+            else:
+                drafter.reset()
+                drafter.observe(list(best.tokens[:best_n]), TargetOutput(mx.array([])))
+        return Hit(cache, best_n)
+
+    def store(self, tokens: Sequence[int], cache: Any, drafts: dict[int, Any]) -> Entry | None:
+        """Keep a copy of a closed cache that stands for `tokens`; returns the new entry."""
+        if not self.enabled or cache is None or cache.offset != len(tokens):
+            return None
+        if len(tokens) < _LEAST or any(self._covers(entry, tokens) for entry in self.entries):
+            return None
+        frozen = self._target.freeze(cache)
+        if frozen is None:
+            return None
+        return self.put(tuple(tokens), frozen, drafts)
+
+    def put(self, tokens: tuple[int, ...], frozen: Any, drafts: dict[int, Any]) -> Entry | None:
+        """Keep a frozen state; None when it is larger than the budget."""
+        drafts = dict(drafts)
+        for entry in list(self.entries):
+            n = len(entry.tokens)
+            if n <= len(tokens) and tokens[:n] == entry.tokens and frozen.reach(n) == n:
+                drafts = entry.drafts | drafts  # the longer state serves in its place
+                self.entries.remove(entry)
+        drafts = {n: drafts[n] for n in sorted(drafts)[-_MOST_DRAFTS:]}
+        entry = Entry(tokens, frozen, drafts, frozen.nbytes + state_bytes(drafts))
+        if entry.nbytes > self.budget:
+            return None
+        while self.nbytes + entry.nbytes > self.budget:
+            self.entries.remove(min(self.entries, key=lambda e: e.used))
+        self.entries.append(entry)
+        return entry
+
+    def _covers(self, entry: Entry, tokens: Sequence[int]) -> bool:
+        n = len(tokens)
+        if len(entry.tokens) < n or list(entry.tokens[:n]) != list(tokens):
+            return False
+        entry.used = time.monotonic()
+        return entry.frozen.reach(n) == n
+
+
+def _restorable(entry: Entry, n: int, drafter: Drafter | None) -> int:
+    """The greatest length up to n where target and drafter can both go on."""
+    if drafter is None or not drafter.taps:
+        return entry.frozen.reach(n)
+    lengths = (k for k in sorted(entry.drafts, reverse=True) if k <= n)
+    return next((k for k in lengths if entry.frozen.reach(k) == k), 0)
+
+
+def state_bytes(state: Any) -> int:
+    """Bytes of the arrays inside a drafter's state, each counted once."""
+    seen: dict[int, int] = {}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, mx.array):
+            seen[id(value)] = value.nbytes
+        elif is_dataclass(value):
+            for part in fields(value):
+                visit(getattr(value, part.name))
+        elif isinstance(value, dict):
+            for part in value.values():
+                visit(part)
+        elif isinstance(value, list | tuple) and value and not isinstance(value[0], int):
+            for part in value:
+                visit(part)
+
+    visit(state)
+    return sum(seen.values())

@@ -1,0 +1,240 @@
+"""One generation between the batch and its job: rounds in, events out."""
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import mlx.core as mx
+
+from spec_core import Drafter, Pair, Round, StatsMeter
+from spec_core.batch import Batch, Row
+from spec_core.text import TextStream
+from spec_server.guides import Grammars, make_guide
+from spec_server.jobs import (
+    End,
+    Event,
+    Figures,
+    Job,
+    Piece,
+    Progress,
+    Served,
+    TokenInfo,
+    TokenText,
+)
+from spec_server.metrics import Metrics
+from spec_server.prefix import Hit
+from spec_server.words import Words
+
+
+class Machinery:
+    """What all generations of an engine share.
+
+    Args:
+        served: The loaded pair.
+        metrics: Where counts go.
+    """
+
+    def __init__(self, served: Served, metrics: Metrics) -> None:
+        self.served = served
+        self.metrics = metrics
+        wrapper = getattr(served.pair.tokenizer, "wrapper", None)
+        marks = [
+            mark
+            for mark in (
+                getattr(wrapper, "think_start", None),
+                getattr(wrapper, "think_end", None),
+                getattr(wrapper, "tool_call_start", None),
+                getattr(wrapper, "tool_call_end", None),
+            )
+            if mark
+        ]
+        self.words = Words(served.pair.tokenizer)
+        self.marked_words = Words(served.pair.tokenizer, marks)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiled on the first request for structured output."""
+        words = self.words
+        return Grammars(words.hf, self.served.pair.target.vocab_size, sorted(words.stop_ids))
+
+    def begin(
+        self, job: Job, batch: Batch, drafter: Drafter | None, hit: Hit | None, prefill_chunk: int
+    ) -> "Generation":
+        """Put a job into the batch."""
+        ask = job.ask
+        words = self.marked_words if ask.show_markers else self.words
+        pair = Pair(self.served.pair.target, drafter, words)
+        guide = make_guide(
+            self.grammars if ask.grammar is not None else None,
+            ask.grammar,
+            ask.biases,
+            pair.target.vocab_size,
+            ask.grammar_after,
+        )
+        generation = Generation(self, job, words, drafter, hit.n_tokens if hit is not None else 0)
+        generation.row = batch.add(
+            pair,
+            ask.prompt,
+            max_tokens=ask.max_tokens,
+            sampling=ask.sampling,
+            cap=self.served.make_cap(ask.max_draft),
+            stop_strings=ask.stop,
+            cache=hit.cache if hit is not None else None,
+            prefill_chunk=prefill_chunk,
+            on_prefill=generation.forwarded,
+            with_logits=ask.top_logprobs is not None,
+            guide=guide,
+            tag=generation,
+        )
+        return generation
+
+
+class Generation:
+    """One job being worked on."""
+
+    row: Row
+
+    def __init__(
+        self,
+        machinery: Machinery,
+        job: Job,
+        words: Words,
+        drafter: Drafter | None,
+        n_cached: int,
+    ) -> None:
+        self.job = job
+        self._machinery = machinery
+        self._drafter = drafter
+        self._n_cached = n_cached
+        self._meter = StatsMeter()
+        self._first_s = 0.0
+        self._ids: list[int] = []
+        self._drafts: dict[int, Any] = {}
+        self._by_token: TextStream | None = None
+        if job.ask.by_token:
+            self._by_token = TextStream(words.decode, job.ask.stop, job.ask.prompt[-4:])
+
+    @property
+    def n_emitted(self) -> int:
+        """Tokens so far."""
+        return len(self._ids)
+
+    def forwarded(self, row: Row, done: int, total: int) -> None:
+        """A chunk of the prompt has been forwarded."""
+        self.job.sink(Progress(done, total))
+        if self._drafter is not None and self._drafter.taps:
+            kept = sorted(self._drafts)[-1:]  # the chunk before and this one
+            self._drafts = {n: self._drafts[n] for n in kept}
+            self._drafts[done] = self._drafter.state()
+
+    def take(self, round_: Round) -> list[Event]:
+        """The events of one round."""
+        ask, meter = self.job.ask, self._meter
+        if not self._ids:
+            self._first_s = time.perf_counter() - self.job.queued_at
+        meter.add(round_)
+        self._count(round_)
+        self._ids += round_.tokens
+        events: list[Event] = [
+            Piece(round_.text, self._tokens(round_), self._texts(round_) if ask.by_token else ())
+        ]
+        if round_.finish_reason is not None:
+            events.append(End(round_.finish_reason, self.row.stopped_by, self._figures()))
+        return events
+
+    def state(self, cache: Any) -> tuple[list[int], Any, dict[int, Any]]:
+        """The ids that a closed cache stands for, the cache, and drafter contexts by length."""
+        n = cache.offset if cache is not None else 0
+        tokens = [*self.job.ask.prompt, *self._ids][:n]
+        drafts = dict(self._drafts)
+        if self._drafter is not None and self._drafter.taps and self._ids:
+            drafts[n] = self._drafter.state()
+        return tokens, cache, drafts
+
+    # -- parts of an event -----------------------------------------------------------------------
+
+    def _count(self, round_: Round) -> None:
+        metrics = self._machinery.metrics
+        metrics.tokens.inc(len(round_.tokens))
+        if round_.kind == "prefill":
+            metrics.prompt_tokens.inc(len(self.job.ask.prompt))
+            metrics.cached_tokens.inc(self._n_cached)
+            metrics.first_token.observe(self._first_s)
+            return
+        metrics.rounds.labels(round_.kind).inc()
+        metrics.drafted.inc(round_.n_drafted)
+        metrics.accepted.inc(round_.n_accepted)
+        metrics.cap.set(round_.n_drafted)
+        metrics.saw_round(round_.n_drafted == 0)
+
+    def _tokens(self, round_: Round) -> tuple[TokenInfo, ...]:
+        tokens = round_.tokens
+        if tokens[-1] in self._machinery.words.stop_ids:
+            tokens = tokens[:-1]
+        n_top = self.job.ask.top_logprobs
+        if n_top is None or round_.logits is None:
+            return tuple(TokenInfo(t) for t in tokens)
+        return token_logprobs(tokens, round_.logits, n_top)
+
+    def _texts(self, round_: Round) -> tuple[TokenText, ...]:
+        """Text by token: accepted drafts come from the drafter, the last token from the target."""
+        stream, texts = self._by_token, []
+        assert stream is not None
+        for i, token in enumerate(round_.tokens):
+            if token in self._machinery.words.stop_ids or stream.stopped:
+                break
+            origin = round_.source if i < round_.n_accepted else "target"
+            texts.append(TokenText(stream.push(token), origin))
+        if round_.finish_reason is not None and (rest := stream.finish()):
+            texts.append(TokenText(rest, texts[-1].origin if texts else "target"))
+        return tuple(t for t in texts if t.text)
+
+    def _figures(self) -> Figures:
+        stats = self._meter.result()
+        figures = Figures(
+            prompt_tokens=len(self.job.ask.prompt),
+            cached_tokens=self._n_cached,
+            completion_tokens=stats.n_tokens,
+            mode=self._machinery.served.mode if self._drafted_at_all() else "baseline",
+            acceptance_length=stats.acceptance_length,
+            drafted=stats.n_drafted,
+            accepted=stats.n_accepted,
+            tokens_per_second=stats.tokens_per_second,
+            time_to_first_token=self._first_s,
+        )
+        metrics = self._machinery.metrics
+        metrics.acceptance.observe(figures.acceptance_length)
+        if figures.tokens_per_second > 0:
+            metrics.per_token.observe(1 / figures.tokens_per_second)
+        return figures
+
+    def _drafted_at_all(self) -> bool:
+        return self._drafter is not None and self.job.ask.max_draft != 0
+
+
+def token_logprobs(tokens: Sequence[int], logits: mx.array, n_top: int) -> tuple[TokenInfo, ...]:
+    """Log-probabilities of emitted tokens and of the most likely ones.
+
+    Args:
+        tokens: Emitted ids.
+        logits: Shape (len(tokens) or more, V), before temperature and penalties.
+        n_top: Alternatives per token.
+    """
+    if not tokens:
+        return ()
+    rows = logits[: len(tokens)].astype(mx.float32)
+    logprobs = rows - mx.logsumexp(rows, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(logprobs, mx.array(list(tokens), mx.int32)[:, None], axis=-1)[:, 0]
+    best = mx.argsort(-logprobs, axis=-1)[:, :n_top]
+    values = mx.take_along_axis(logprobs, best, axis=-1)
+    mx.eval(chosen, best, values)  # sync: log-probabilities were asked for
+    own: Any = chosen.tolist()
+    ids: Any = best.tolist()
+    tops: Any = values.tolist()
+    return tuple(
+        TokenInfo(
+            token, min(lp, 0.0), tuple((int(i), min(v, 0.0)) for i, v in zip(a, b, strict=True))
+        )
+        for token, lp, a, b in zip(tokens, own, ids, tops, strict=True)
+    )

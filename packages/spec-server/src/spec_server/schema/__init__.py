@@ -1,0 +1,1 @@
+"""Request bodies, one file per dialect: what is taken, and what it means."""

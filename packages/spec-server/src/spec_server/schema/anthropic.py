@@ -1,0 +1,303 @@
+"""Bodies of /v1/messages and /v1/messages/count_tokens."""
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from spec_server.errors import Refusal
+from spec_server.prompts import Chat
+from spec_server.schema.base import (
+    NO_DEGREES,
+    ChatWish,
+    Extension,
+    Limit,
+    MinP,
+    Seed,
+    Strict,
+    TopK,
+    TopP,
+    Wish,
+    grammar_of,
+    joined_text,
+    sampling_of,
+    stops_of,
+)
+
+
+class CacheControl(Strict):
+    """A hint where a prefix worth keeping ends. Every prefix is kept here anyway."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None
+
+
+class TextBlock(Strict):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: list[Any] | None = None
+
+
+class ThinkingBlock(Strict):
+    """Reasoning of an earlier turn."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+    cache_control: CacheControl | None = None
+
+
+class RedactedBlock(Strict):
+    """Reasoning of an earlier turn that nobody here can read; it stays out of the prompt."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(Strict):
+    """A call of an earlier turn."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: Annotated[str, Field(min_length=1)]
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: Any = None
+
+
+class ToolResultBlock(Strict):
+    """What a call gave."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+Block = Annotated[
+    TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
+]
+
+
+class Message(Strict):
+    """A turn."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Tool(Strict):
+    """A tool of the client's; tools that run on the provider's side have another type."""
+
+    type: str | None = None
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
+    strict: bool | None = None
+    eager_input_streaming: bool | None = None
+    max_uses: int | None = None
+    allowed_domains: list[str] | None = None
+    blocked_domains: list[str] | None = None
+    user_location: dict[str, Any] | None = None
+
+
+class ToolChoice(Strict):
+    """Whether to call."""
+
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Strict):
+    """Whether to reason."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class Metadata(Strict):
+    """Who asks; used for nothing here, and written nowhere."""
+
+    user_id: str | None = None
+
+
+class OutputFormat(Strict):
+    """What shape the answer must have."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    """Shape and effort of the answer."""
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class CountBody(Strict):
+    """Body of /v1/messages/count_tokens."""
+
+    model: str
+    cache_control: CacheControl | None = None
+    output_config: OutputConfig | None = None
+    messages: Annotated[list[Message], Field(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+
+class MessagesBody(CountBody):
+    """Body of /v1/messages."""
+
+    max_tokens: Limit
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    x_spec: Extension | None = None
+
+
+def messages_wish(body: MessagesBody, *, knows_effort: bool) -> ChatWish:
+    """What a messages body asks for.
+
+    Args:
+        body: The checked body.
+        knows_effort: The model's template knows `reasoning_effort`.
+
+    Raises:
+        Refusal: it asks for what this server does not do.
+    """
+    chat, notices = chat_of(body)
+    config = body.output_config or OutputConfig()
+    if config.format is not None and chat.tools:
+        raise Refusal("output_config.format: cannot be used together with tools.")
+    if config.effort is not None and knows_effort:
+        chat = replace(chat, effort=config.effort)
+    elif config.effort is not None:
+        notices = (*notices, NO_DEGREES)
+    extension = body.x_spec or Extension()
+    budget = body.thinking.budget_tokens if body.thinking is not None else None
+    if budget is not None and budget < min(body.max_tokens, 1024):
+        raise Refusal(
+            f'"thinking.budget_tokens" must be at least {min(body.max_tokens, 1024)} here, got '
+            f"{budget}.",
+            param="thinking.budget_tokens",
+        )
+    wish = Wish(
+        sampling=sampling_of(body),
+        max_tokens=body.max_tokens,
+        stop=stops_of(body.stop_sequences, "stop_sequences"),
+        stream=bool(body.stream),
+        max_draft=extension.max_draft,
+        by_token=bool(extension.by_token),
+        grammar=grammar_of(config.format.schema_) if config.format is not None else None,
+        one_call=bool(body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        notices=notices,
+    )
+    return ChatWish(chat, wish)
+
+
+def chat_of(body: CountBody) -> tuple[Chat, tuple[str, ...]]:
+    """The conversation of a body, and notices about tools that were left out.
+
+    Raises:
+        Refusal: it asks for what this server does not do.
+    """
+    messages: list[dict[str, Any]] = []
+    if body.system:
+        system = body.system
+        if not isinstance(system, str):
+            system = "\n\n".join(block.text for block in system)
+        messages.append({"role": "system", "content": system})
+    for i, message in enumerate(body.messages):
+        messages += _turn(message, f"messages.{i}")
+    tools, notices = _tools(body)
+    thinking = None if body.thinking is None else body.thinking.type != "disabled"
+    last = messages[-1]
+    continues = last["role"] == "assistant" and not last.get("tool_calls")
+    return Chat(tuple(messages), tools, thinking, continue_last=continues), notices
+
+
+def _tools(body: CountBody) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+    choice = body.tool_choice
+    if choice is not None and choice.type in ("any", "tool"):
+        raise Refusal(
+            'tool_choice: must be "auto" or "none"; a call cannot be forced on this server.',
+            param="tool_choice",
+        )
+    tools: list[dict[str, Any]] = []
+    notices: list[str] = []
+    for tool in body.tools or ():
+        if tool.type not in (None, "custom") or tool.input_schema is None:
+            notices.append(f'The tool "{tool.name}" runs on no server here and was left out.')
+            continue
+        tools.append(
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description or "",
+                    "parameters": tool.input_schema,
+                },
+            }
+        )
+    if choice is not None and choice.type == "none":
+        tools = []
+    return tuple(tools), tuple(notices)
+
+
+def _turn(message: Message, where: str) -> list[dict[str, Any]]:
+    """One turn as chat templates take it: tool results are messages of their own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for block in message.content:
+        if isinstance(block, TextBlock):
+            texts.append(block.text)
+        elif isinstance(block, ThinkingBlock):
+            reasoning.append(block.thinking)
+        elif isinstance(block, ToolUseBlock):
+            call = {"name": block.name, "arguments": block.input}
+            calls.append({"id": block.id, "type": "function", "function": call})
+        elif isinstance(block, ToolResultBlock):
+            results.append(_result(block))
+    if (calls or reasoning) and message.role != "assistant":
+        raise Refusal(f"{where}: tool_use and thinking are for assistant turns only.", param=where)
+    if results and message.role != "user":
+        raise Refusal(f"{where}: tool_result is for user turns only.", param=where)
+    turn: dict[str, Any] = {"role": message.role, "content": joined_text(texts)}
+    if reasoning:
+        turn["reasoning_content"] = "\n".join(reasoning)
+    if calls:
+        turn["tool_calls"] = calls
+    if results:
+        return [*results, turn] if texts else results
+    return [turn]
+
+
+def _result(block: ToolResultBlock) -> dict[str, Any]:
+    content = block.content or ""
+    if not isinstance(content, str):
+        content = joined_text([part.text for part in content])
+    if block.is_error:
+        content = f"Error: {content}"
+    return {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}

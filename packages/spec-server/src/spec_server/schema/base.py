@@ -1,0 +1,160 @@
+"""What the request schemas share: strict types, unknown fields refused, one common result."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from spec_core import Sampling
+from spec_server.errors import Refusal
+from spec_server.guides import ANY_OBJECT, schema_grammar
+from spec_server.prompts import Chat
+
+NO_DEGREES = "This model's reasoning has no degrees, so the effort asked for changes nothing."
+MOST_CHOICES = 16
+MOST_LOGPROBS = 20
+
+Temperature = Annotated[float, Field(ge=0)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=0)]
+MinP = Annotated[float, Field(ge=0, lt=1)]
+Penalty = Annotated[float, Field(ge=-100, le=100)]
+Repetition = Annotated[float, Field(ge=0.01, le=100)]
+Seed = Annotated[int, Field(ge=0, lt=2**64)]
+Limit = Annotated[int, Field(ge=1)]
+
+
+class Strict(BaseModel):
+    """No coercion, no unknown fields, no NaN; a field that is null counts as absent."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, data: Any) -> Any:
+        """Clients send every field they know, unknown ones too, with null for "not given"."""
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None}
+
+
+class Extension(Strict):
+    """The server's own settings of a request."""
+
+    max_draft: Annotated[int, Field(ge=0)] | None = None
+    by_token: bool | None = None
+
+
+class SchemaFormat(Strict):
+    """A named JSON schema."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A request, free of any dialect: what `Ask` needs besides the prompt.
+
+    Attributes:
+        sampling: How to draw.
+        max_tokens: Most tokens; None for the server's default.
+        stop: Strings that end the text.
+        n: Answers to the same prompt.
+        stream: Send the answer as it comes.
+        top_logprobs: Alternatives per token; None for no log-probabilities.
+        biases: Token id -> number added to its logit.
+        grammar: What the answer must match.
+        max_draft: Most drafts a round.
+        by_token: Tell each token's text and origin.
+        one_call: Report no more than one tool call.
+        notices: What was left out, in words.
+    """
+
+    sampling: Sampling
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    stream: bool = False
+    top_logprobs: int | None = None
+    biases: tuple[tuple[int, float], ...] = ()
+    grammar: str | None = None
+    max_draft: int | None = None
+    by_token: bool = False
+    one_call: bool = False
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatWish:
+    """A chat request: the conversation and the wish."""
+
+    chat: Chat
+    wish: Wish
+    echo: dict[str, Any] = field(default_factory=dict)
+
+
+def sampling_of(body: Any, default_temperature: float = 1.0) -> Sampling:
+    """Sampling settings from the fields that a body has; absent ones take their defaults."""
+    names = (
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+    )
+    given = {name: getattr(body, name, None) for name in names}
+    temperature = default_temperature if body.temperature is None else body.temperature
+    try:
+        return Sampling(temperature, **{k: v for k, v in given.items() if v is not None})
+    except (ValueError, TypeError) as error:
+        raise Refusal(str(error)) from None
+
+
+def stops_of(stop: str | list[str] | None, param: str, most: int = 16) -> tuple[str, ...]:
+    """Stop strings as a tuple.
+
+    Raises:
+        Refusal: one is empty, or there are too many.
+    """
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if any(not s for s in stops):
+        raise Refusal(f'"{param}" must hold strings of at least one character.', param=param)
+    if len(stops) > most:
+        raise Refusal(f'"{param}" must hold at most {most} strings, got {len(stops)}.', param=param)
+    return stops
+
+
+def biases_of(logit_bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """Token biases by id.
+
+    Raises:
+        Refusal: a key is no id, or a bias is outside -100..100.
+    """
+    result = []
+    for key, value in (logit_bias or {}).items():
+        if not key.isdecimal():
+            raise Refusal(
+                f'"logit_bias" must have token ids as keys, got "{key}".', param="logit_bias"
+            )
+        if not -100 <= value <= 100:
+            raise Refusal(
+                f'"logit_bias" must hold numbers in -100..100, got {value}.', param="logit_bias"
+            )
+        result.append((int(key), float(value)))
+    return tuple(result)
+
+
+def grammar_of(schema: dict[str, Any] | None) -> str:
+    """The grammar of a schema; of any JSON object without one."""
+    return schema_grammar(ANY_OBJECT if schema is None else schema)
+
+
+def joined_text(parts: Sequence[str]) -> str:
+    """The text of a message that came in parts."""
+    return "".join(parts)

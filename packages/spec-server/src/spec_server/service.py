@@ -1,0 +1,131 @@
+"""The engine as the routes see it: prompts rendered, asks made, answers sent."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+
+from spec_server.answer import Marks
+from spec_server.engine import Engine
+from spec_server.errors import Refusal
+from spec_server.exchange import Broken, ClientGone, Exchange
+from spec_server.jobs import Ask
+from spec_server.prompts import Chat, Prompt, Prompter
+from spec_server.schema.base import Wish
+from spec_server.settings import Settings
+
+SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_ENDLESS = 2**40
+_GONE = 499  # nobody reads it
+
+
+class Service:
+    """The engine with what HTTP needs beside it.
+
+    Args:
+        engine: Loading or loaded.
+        settings: How the server behaves.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self._prompter: Prompter | None = None
+
+    @property
+    def prompter(self) -> Prompter:
+        """Made at the first request.
+
+        Raises:
+            Refusal: nothing is loaded.
+        """
+        if self._prompter is None:
+            served = self.engine.served
+            if served is None or self.engine.machinery is None:
+                raise Refusal(f"[engine] {self.engine.describe()}", status=503)
+            self._prompter = Prompter(served.pair.tokenizer, served.pair.target.vocab_size)
+        return self._prompter
+
+    @property
+    def model(self) -> str:
+        """The name in answers."""
+        return self.engine.served.model if self.engine.served is not None else ""
+
+    async def render(self, chat: Chat) -> Prompt:
+        """Ids of a conversation."""
+        return await run_in_threadpool(self.prompter.chat, chat)
+
+    async def asks(
+        self,
+        wish: Wish,
+        prompts: list[tuple[int, ...]],
+        default: int | None,
+        marks: Marks | None = None,
+    ) -> list[Ask]:
+        """What the engine is asked: n answers to each prompt, seeds counted up."""
+        if wish.grammar is not None:
+            problem = await run_in_threadpool(self.prompter.check_grammar, wish.grammar)
+            if problem is not None:
+                raise Refusal(
+                    f'"response_format" must hold a schema that can be followed: {problem}',
+                    param="response_format",
+                )
+        vocab_size = self.prompter.vocab_size
+        wrong = next((t for t, _ in wish.biases if t >= vocab_size), None)
+        if wrong is not None:
+            raise Refusal(
+                f'"logit_bias" must name ids below {vocab_size}, got {wrong}.', param="logit_bias"
+            )
+        after: tuple[int, ...] = ()
+        if wish.grammar is not None and marks is not None and marks.in_reasoning:
+            after = self.prompter.after_reasoning()
+        asks = []
+        for prompt in prompts:
+            for i in range(wish.n):
+                seed = wish.sampling.seed
+                if seed is not None:
+                    seed = (seed + i) % 2**64
+                asks.append(
+                    Ask(
+                        prompt=prompt,
+                        max_tokens=min(wish.max_tokens or default or _ENDLESS, _ENDLESS),
+                        sampling=replace(wish.sampling, seed=seed),
+                        stop=wish.stop,
+                        top_logprobs=wish.top_logprobs,
+                        biases=wish.biases,
+                        grammar=wish.grammar,
+                        grammar_after=after,
+                        max_draft=wish.max_draft,
+                        by_token=wish.by_token,
+                        show_markers=marks is not None,
+                    )
+                )
+        return asks
+
+
+async def answered(exchange: Exchange, answer: Any, *, stream: bool, silence_s: float) -> Response:
+    """Send an answer, whole or as it comes."""
+    if stream:
+        data = _guarded(answer.stream(silence_s), exchange)
+        return StreamingResponse(data, media_type="text/event-stream", headers=SSE_HEADERS)
+    try:
+        return JSONResponse(await answer.whole())
+    except Broken as broken:
+        raise broken.as_refusal() from None
+    except ClientGone:
+        return Response(status_code=_GONE)
+    finally:
+        exchange.cancel()
+
+
+async def _guarded(stream: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterator[bytes]:
+    """A stream that ends quietly when its client leaves, and cancels whatever still runs."""
+    try:
+        async for data in stream:
+            yield data
+    except ClientGone:
+        return
+    finally:
+        exchange.cancel()

@@ -1,0 +1,132 @@
+import pytest
+
+from spec_server.answer import Marks, Part, Splitter, ToolCall
+from spec_server.tools import bare_parser, call_parser
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "description": "",
+            "parameters": {"type": "object", "properties": {"code": {"type": "string"}}},
+        },
+    }
+]
+MARKS = Marks(("<think>", "</think>"), ("<tool_call>", "</tool_call>"))
+
+
+def parse_json(text, tools):
+    import json
+
+    return json.loads(text)
+
+
+def split(text, chunk=10**9, marks=MARKS, tools=TOOLS):
+    """Kinds with joined text, calls apart."""
+    parse = call_parser(parse_json, tools) if tools else None
+    splitter = Splitter(marks, parse, bare_parser(tools) if tools else None)
+    parts: list[Part] = []
+    for start in range(0, len(text), chunk):
+        parts += splitter.push(text[start : start + chunk])
+    parts += splitter.finish()
+    joined: list = []
+    for part in parts:
+        if part.call is not None:
+            joined.append(("call", part.call))
+        elif joined and joined[-1][0] == part.kind:
+            joined[-1] = (part.kind, joined[-1][1] + part.text)
+        else:
+            joined.append((part.kind, part.text))
+    return joined
+
+
+CALL = ToolCall("f", '{"x": 1}')
+BODY = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+CASES = {
+    "plain": ("Hello there.", [("text", "Hello there.")]),
+    "leading space": (" \n Hi", [("text", " \n Hi")]),
+    "only spaces": (" \n ", [("text", " \n ")]),
+    "empty": ("", []),
+    "reasoning": ("<think>\nhm\n</think>\n\nYes.", [("reasoning", "hm\n"), ("text", "Yes.")]),
+    "empty reasoning": ("<think>\n\n</think>\n\nYes.", [("text", "Yes.")]),
+    "reasoning cut": ("<think>\nhm", [("reasoning", "hm")]),
+    "think tag later is text": ("A <think> b </think>", [("text", "A <think> b </think>")]),
+    "two blocks": (
+        "<think>a</think>b<think>c</think>",
+        [("reasoning", "a"), ("text", "b<think>c</think>")],
+    ),
+    "call": (BODY, [("call", CALL)]),
+    "text then call": ("Look:\n\n" + BODY, [("text", "Look:"), ("call", CALL)]),
+    "two calls": (BODY + "\n" + BODY, [("call", CALL), ("call", CALL)]),
+    "call then text": (BODY + "\nDone", [("call", CALL), ("text", "Done")]),
+    "call in reasoning": (
+        f"<think>maybe {BODY} no</think>ok",
+        [("reasoning", f"maybe {BODY} no"), ("text", "ok")],
+    ),
+    "quoted call": (f"`{BODY}`", [("text", f"`{BODY}`")]),
+    "fenced call, then a real one": (
+        f"```\n{BODY}\n```\n{BODY}",
+        [("text", f"```\n{BODY}\n```"), ("call", CALL)],
+    ),
+    "broken call": (
+        "a <tool_call>{oops}</tool_call> b",
+        [("text", "a <tool_call>{oops}</tool_call> b")],
+    ),
+    "cut call": ('<tool_call>{"name": "f"', [("text", '<tool_call>{"name": "f"')]),
+    "call without its end": (BODY.removesuffix("\n</tool_call>"), [("call", CALL)]),
+    "bare call": ('{"name": "f", "arguments": {"x": 1}}', [("call", CALL)]),
+    "bare JSON": ('{"a": 1}', [("text", '{"a": 1}')]),
+    "bare call of an unknown tool": (
+        '{"name": "g", "arguments": {}}',
+        [("text", '{"name": "g", "arguments": {}}')],
+    ),
+    "no arguments": (
+        '<tool_call>{"name": "f"}</tool_call>',
+        [("call", ToolCall("f", "{}"))],
+    ),
+    "null arguments": (
+        '<tool_call>{"name": "f", "arguments": null}</tool_call>',
+        [("call", ToolCall("f", "{}"))],
+    ),
+    "a number where the schema says string": (
+        '<tool_call>{"name": "f", "arguments": {"code": 123}}</tool_call>',
+        [("call", ToolCall("f", '{"code": "123"}'))],
+    ),
+    "angle brackets": ("a < b <tool b>", [("text", "a < b <tool b>")]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 10**9])
+def test_an_answer_splits_alike_however_it_is_cut(name, chunk):
+    text, want = CASES[name]
+    assert split(text, chunk) == want
+
+
+def test_without_tools_their_marks_are_text():
+    assert split(BODY, tools=None, marks=Marks(MARKS.think)) == [("text", BODY)]
+
+
+def test_without_reasoning_its_marks_are_text():
+    assert split("<think>a</think>", marks=Marks()) == [("text", "<think>a</think>")]
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_reasoning_that_the_prompt_opened(chunk):
+    marks = Marks(MARKS.think, MARKS.call, in_reasoning=True)
+    assert split("\nhm</think>\n\nYes", chunk, marks) == [("reasoning", "hm"), ("text", "Yes")]
+    assert split("hm", chunk, marks) == [("reasoning", "hm")]
+    assert split("a</think>" + BODY, chunk, marks) == [("reasoning", "a"), ("call", CALL)]
+
+
+def test_reasoning_and_text_flow_before_the_call_is_known():
+    splitter = Splitter(MARKS, call_parser(parse_json, TOOLS), bare_parser(TOOLS))
+    assert [p.kind for p in splitter.push("<think>long thoughts ")] == ["reasoning"]
+    assert [p.kind for p in splitter.push("end</think>\n\nSome text")] == ["reasoning", "text"]
+    assert splitter.push("<tool_call>{") == []
+
+
+def test_a_format_without_an_end_mark_takes_the_rest():
+    marks = Marks(None, ("[CALL]", ""))
+    assert split('[CALL]{"name": "f", "arguments": {"x": 1}}', 1, marks) == [("call", CALL)]

@@ -1,0 +1,228 @@
+"""The official client, and request shapes of agent clients, against a real socket."""
+
+import json
+
+import anthropic
+import httpx
+import pytest
+
+from spec_server import Server, Settings
+
+SCRIPTS = {
+    "plain": "Hello there, friend.",
+    "think": "<think>\nLet me see.\n</think>\n\nThe answer is 4.",
+    "call": 'Let me look.\n<tool_call>{"name": "Bash", "arguments": {"command": "ls"}}</tool_call>',
+    "both": '<think>hm</think><tool_call>{"name": "Bash", "arguments": {}}</tool_call>',
+    "empty": "",
+}
+BASH = {
+    "name": "Bash",
+    "description": "Run a command.",
+    "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}},
+}
+
+
+@pytest.fixture(scope="module")
+def scripted(load_script):
+    with Server(load_script(SCRIPTS), Settings(port=0, prefix_bytes=0)) as running:
+        yield running
+
+
+def client_of(server):
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def client(scripted):
+    with client_of(scripted) as one:
+        yield one
+
+
+def said(key):
+    return [{"role": "user", "content": f"say:{key};"}]
+
+
+def summary(message):
+    blocks = []
+    for block in message.content:
+        kind = block.type
+        if kind == "text":
+            blocks.append((kind, block.text))
+        elif kind == "thinking":
+            blocks.append((kind, block.thinking))
+        else:
+            blocks.append((kind, block.name, block.input))
+    return blocks, message.stop_reason, message.stop_sequence, message.usage.output_tokens
+
+
+@pytest.mark.parametrize("key", sorted(SCRIPTS))
+@pytest.mark.parametrize("max_tokens", [1, 3, 200])
+def test_a_stream_says_what_the_whole_message_says(client, key, max_tokens):
+    settings = {"model": "claude", "max_tokens": max_tokens, "messages": said(key),
+                "extra_body": {"temperature": 0}, "tools": [BASH]}  # fmt: skip
+    whole = client.messages.create(**settings)
+    with client.messages.stream(**settings) as stream:
+        streamed = stream.get_final_message()
+    assert summary(streamed) == summary(whole)
+    assert whole.model == "script" and whole.id.startswith("msg_")
+
+
+def test_blocks_open_close_and_number_in_order(scripted):
+    body = {"model": "m", "max_tokens": 200, "messages": said("both"), "tools": [BASH],
+            "temperature": 0, "stream": True}  # fmt: skip
+    text = httpx.post(f"{scripted.url}/v1/messages", json=body).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    kinds = [e["type"] for e in events if e["type"] != "ping"]
+    assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
+    opened: list[int] = []
+    now = None
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert now is None and event["index"] == len(opened)
+            now = event["index"]
+            opened.append(now)
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == now
+        elif event["type"] == "content_block_stop":
+            assert event["index"] == now
+            now = None
+    assert opened == [0, 1] and now is None
+    names = [line[7:] for line in text.splitlines() if line.startswith("event: ")]
+    assert names == [e["type"] for e in events]
+
+
+def test_stop_reasons_are_right(client):
+    def reason(key, max_tokens=200, **settings):
+        return client.messages.create(
+            model="m",
+            max_tokens=max_tokens,
+            messages=said(key),
+            extra_body={"temperature": 0},
+            **settings,
+        )
+
+    assert reason("plain").stop_reason == "end_turn"
+    assert reason("think", max_tokens=3).stop_reason == "max_tokens"
+    assert reason("call", tools=[BASH]).stop_reason == "tool_use"
+    stopped = reason("plain", stop_sequences=["zz", "friend"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "friend")
+    assert stopped.content[0].text == "Hello there, "
+    assert reason("empty").content == []
+
+
+def test_the_round_trip_of_a_tool(client):
+    first = client.messages.create(
+        model="m",
+        max_tokens=200,
+        messages=said("call"),
+        tools=[BASH],
+        extra_body={"temperature": 0},
+    )
+    use = first.content[-1]
+    assert (use.type, use.name, use.input) == ("tool_use", "Bash", {"command": "ls"})
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "a.txt"}
+    last = client.messages.create(
+        model="m", max_tokens=200, tools=[BASH], extra_body={"temperature": 0},
+        messages=[
+            *said("call"),
+            {"role": "assistant", "content": [b.model_dump() for b in first.content]},
+            {"role": "user", "content": [result, {"type": "text", "text": "say:plain;"}]},
+        ],
+    )  # fmt: skip
+    assert last.content[0].text == SCRIPTS["plain"]
+
+
+def test_an_answer_can_be_begun(client):
+    answer = client.messages.create(
+        model="m", max_tokens=50, extra_body={"temperature": 0},
+        messages=[*said("plain"), {"role": "assistant", "content": "Well, "}],
+    )  # fmt: skip
+    assert answer.content[0].text == SCRIPTS["plain"]
+
+
+AGENT = {
+    "model": "claude-sonnet-4-5",
+    "max_tokens": 2000,
+    "system": [
+        {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "The passphrase is xyzzy."},
+    ],
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "<system-reminder>be kind</system-reminder>"},
+                {"type": "text", "text": "say:plain;", "cache_control": {"type": "ephemeral"}},
+            ],
+        }
+    ],
+    "tools": [{**BASH, "cache_control": {"type": "ephemeral"}},
+              {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}],
+    "metadata": {"user_id": "user_1"},
+    "thinking": {"type": "enabled", "budget_tokens": 1999},
+    "temperature": 1,
+    "stream": True,
+}  # fmt: skip
+
+
+def test_the_shape_of_a_coding_agent_is_accepted(scripted):
+    answer = httpx.post(
+        f"{scripted.url}/v1/messages?beta=true", json=AGENT,
+        headers={"anthropic-version": "2023-06-01", "anthropic-beta": "prompt-caching-2024-07-31"},
+    )  # fmt: skip
+    assert answer.status_code == 200, answer.text
+    events = [json.loads(x[6:]) for x in answer.text.splitlines() if x.startswith("data: ")]
+    text = "".join(e["delta"].get("text", "") for e in events if e["type"] == "content_block_delta")
+    assert text == SCRIPTS["plain"]
+    (delta,) = [e for e in events if e["type"] == "message_delta"]
+    assert "web_search" in delta["x_spec"]["notices"][0]
+
+
+def test_tokens_are_counted_as_they_are_used(client):
+    tools = [BASH]
+    for messages in (said("plain"), [*said("plain"), {"role": "assistant", "content": "x"}]):
+        counted = client.messages.count_tokens(model="m", messages=messages, tools=tools)
+        used = client.messages.create(model="m", max_tokens=1, messages=messages, tools=tools).usage
+        assert counted.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
+    longer = client.messages.count_tokens(model="m", messages=said("plain"), system="word " * 50)
+    shorter = client.messages.count_tokens(model="m", messages=said("plain"))
+    assert longer.input_tokens > shorter.input_tokens + 50
+
+
+def test_errors_have_the_dialects_shape(client, scripted):
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.messages.create(model="m", max_tokens=5, messages=[])
+    assert refused.value.body["type"] == "error"
+    assert refused.value.body["error"]["type"] == "invalid_request_error"
+    assert "messages" in refused.value.body["error"]["message"]
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: .* tokens > 4095"):
+        client.messages.create(
+            model="m", max_tokens=5, messages=[{"role": "user", "content": "word " * 5000}]
+        )
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
+    with pytest.raises(anthropic.BadRequestError, match="image"):
+        client.messages.create(
+            model="m", max_tokens=5, messages=[{"role": "user", "content": [image]}]
+        )
+    with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
+        client.messages.create(
+            model="m", max_tokens=5, messages=said("plain"), tools=[BASH],
+            tool_choice={"type": "any"},
+        )  # fmt: skip
+    empty = httpx.post(f"{scripted.url}/v1/messages/count_tokens", json={})
+    assert empty.status_code == 400 and empty.json()["type"] == "error"
+
+
+def test_the_model_list_is_the_dialects(client):
+    (model,) = client.models.list()
+    assert (model.id, model.type) == ("script", "model")
+
+
+def test_usage_tells_what_was_read_from_the_cache(server):
+    with client_of(server) as client:
+        messages = [{"role": "user", "content": "Tell me about the brown fox, at length please."}]
+        first = client.messages.create(model="m", max_tokens=8, messages=messages).usage
+        again = client.messages.create(model="m", max_tokens=8, messages=messages).usage
+        assert again.cache_read_input_tokens > 10
+        total = first.input_tokens + first.cache_read_input_tokens
+        assert again.input_tokens + again.cache_read_input_tokens == total

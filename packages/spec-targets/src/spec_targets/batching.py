@@ -1,0 +1,131 @@
+"""Several sequences through one forward of an mlx-lm model: join, verify, commit, part.
+
+Whether a model can do that is tried, not guessed: two sequences of different lengths must give what
+each gives alone. Knows nothing about drafts or sampling.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from spec_core import StateError, TargetOutput
+from spec_targets.ragged import BatchEntry, can_join, joined
+
+RowsForward = Callable[[mx.array, list[Any], Sequence[int]], tuple[mx.array, tuple[mx.array, ...]]]
+
+
+@dataclass(slots=True)
+class BatchCache:
+    """B sequences' state, one row each.
+
+    Attributes:
+        entries: One batch entry per cache entry of the model.
+        offsets: Committed tokens per row.
+        n_open: Positions of the open blocks, 0 when closed.
+    """
+
+    entries: list[BatchEntry]
+    offsets: list[int]
+    n_open: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """True between `verify_rows` and `commit_rows`."""
+        return self.n_open > 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        return sum(entry.nbytes for entry in self.entries)
+
+
+def join(caches: Sequence[Any]) -> BatchCache:
+    """One batch cache of single and batch caches, rows in order.
+
+    Raises:
+        StateError: one of them is open.
+    """
+    if any(cache.is_open for cache in caches):
+        raise StateError("[join] An open block must be committed first.")
+    offsets: list[int] = []
+    for cache in caches:
+        offsets += cache.offsets if isinstance(cache, BatchCache) else [cache.offset]
+    layers = zip(*(cache.entries for cache in caches), strict=True)
+    return BatchCache([joined(parts) for parts in layers], offsets)
+
+
+def select(cache: BatchCache, rows: Sequence[int]) -> BatchCache:
+    """The batch cache cut to some rows, in this order."""
+    for entry in cache.entries:
+        entry.select(rows)
+    cache.offsets = [cache.offsets[row] for row in rows]
+    return cache
+
+
+def verify_rows(
+    forward: RowsForward, blocks: mx.array, cache: BatchCache, taps: Sequence[int]
+) -> TargetOutput:
+    """Forward blocks (B, T) and leave them open: logits (B, T, V), taps (B, T, H)."""
+    if cache.is_open:
+        raise StateError(f"[verify] Blocks of {cache.n_open} rows are open. Call commit first.")
+    offset = mx.array(cache.offsets, mx.int32)
+    for entry in cache.entries:
+        entry.prepare(blocks.shape[1], offset)
+    logits, tapped = forward(blocks, cache.entries, taps)
+    cache.n_open = blocks.shape[1]
+    return TargetOutput(logits, tapped)
+
+
+def commit_rows(cache: BatchCache, n_keep: Sequence[int]) -> None:
+    """Close the blocks; row b keeps its first `n_keep[b]` positions.
+
+    Raises:
+        StateError: no block is open.
+        ValueError: a count is outside 0..T, or there is not one for each row.
+    """
+    if not cache.is_open:
+        raise StateError("[commit] No block is open. Call verify first.")
+    if len(n_keep) != len(cache.offsets) or any(not 0 <= n <= cache.n_open for n in n_keep):
+        raise ValueError(
+            f"[commit] n_keep must hold {len(cache.offsets)} numbers in 0..{cache.n_open}, "
+            f"got {list(n_keep)}."
+        )
+    for entry in cache.entries:
+        entry.keep(cache.n_open, n_keep)
+    cache.offsets = [o + n for o, n in zip(cache.offsets, n_keep, strict=True)]
+    cache.n_open = 0
+
+
+def find_batch_refusal(target: Any) -> str | None:
+    """Why sequences cannot share a forward of this target, or None: a small trial.
+
+    Two sequences of different lengths, a block of three after each, against the same blocks alone.
+    """
+    entries = target.make_cache().entries
+    unknown = next((e for e in entries if not can_join(e)), None)
+    if unknown is not None:
+        return f"a layer keeps a {type(unknown).__name__}, which holds one sequence"
+    prompts, block = ((1, 2, 3, 4), (3, 1)), (2, 1, 3)
+    want: list[mx.array] = []
+    singles: list[Any] = []
+    for prompt in prompts:
+        for caches in (singles, want):
+            cache = target.make_cache()
+            target.prefill(prompt, cache)
+            if caches is singles:
+                singles.append(cache)
+            else:
+                want.append(target.verify(mx.array(block, mx.int32), cache).logits)
+    try:
+        batch = target.join(singles)
+        got = target.verify_rows(mx.array([block, block], mx.int32), batch).logits
+        alone = mx.stack(want)
+        near = mx.abs(got - alone).max() <= 0.01 * mx.abs(alone).max()
+        agrees = bool(near.item())  # sync: once, when first asked
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        return f"the model's layers take one sequence at a time ({type(error).__name__}: {error})"
+    if not agrees:
+        return "a sequence's result depends on the sequences beside it"
+    return None

@@ -1,0 +1,230 @@
+"""Batched rows against the same rows alone, on tiny models of every family."""
+
+import random
+
+import mlx.core as mx
+import pytest
+
+from spec_core import FixedCap, Pair, Sampling, StateError, generate
+from spec_core.batch import Batch
+from spec_core.testing import ToyDrafter
+from spec_targets.ragged import RaggedCache
+
+
+def prompt_of(n: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(61) for _ in range(n)]
+
+
+def settings(seed: int) -> dict:
+    samplings = [
+        Sampling(),
+        Sampling(temperature=0.9, top_k=20, seed=seed),
+        Sampling(temperature=1.2, min_p=0.05, repetition_penalty=1.3, seed=seed + 1),
+        Sampling(frequency_penalty=0.7),
+    ]
+    return {
+        "prompt": prompt_of(3 + 7 * (seed % 5), seed),
+        "max_tokens": 9 + 6 * (seed % 4),
+        "sampling": samplings[seed % 4],
+        "cap": (0, 2, 4)[seed % 3],
+        "stop_ids": (seed % 61,),
+    }
+
+
+def alone(target, seed: int):
+    given = settings(seed)
+    drafter = ToyDrafter(61, max_draft=4)
+    rounds = generate(
+        Pair(target, drafter), given["prompt"], max_tokens=given["max_tokens"],
+        sampling=given["sampling"], cap=FixedCap(given["cap"]), stop_ids=given["stop_ids"],
+        with_logits=True, prefill_chunk=8,
+    )  # fmt: skip
+    return summary(list(rounds))
+
+
+def summary(rounds):
+    ids = [t for r in rounds for t in r.tokens]
+    return ids, mx.concatenate([r.logits for r in rounds]), rounds[-1].finish_reason
+
+
+def add(batch: Batch, target, seed: int):
+    given = settings(seed)
+    return batch.add(
+        Pair(target, ToyDrafter(61, max_draft=4)), given["prompt"],
+        max_tokens=given["max_tokens"], sampling=given["sampling"], cap=FixedCap(given["cap"]),
+        stop_ids=given["stop_ids"], with_logits=True, prefill_chunk=8, tag=seed,
+    )  # fmt: skip
+
+
+def drain(batch: Batch, arrivals: dict[int, list[int]], target, leave=()) -> tuple[dict, set]:
+    """Rows arrive at given steps; returns rounds by tag and the widths seen."""
+    done: dict[int, list] = {}
+    widths: set[int] = set()
+    step = 0
+    while batch.rows or any(at >= step for at in arrivals):
+        for seed in arrivals.get(step, ()):
+            add(batch, target, seed)
+        for row, round_ in batch.step():
+            assert not isinstance(round_, Exception), round_
+            done.setdefault(row.tag, []).append(round_)
+            if round_.finish_reason is not None or (row.tag, len(done[row.tag])) in leave:
+                cache = batch.remove(row)
+                n_forwarded = len(settings(row.tag)["prompt"]) - 1
+                n_forwarded += sum(len(r.tokens) for r in done[row.tag])
+                assert cache.offset == n_forwarded and not cache.is_open
+        widths.add(batch.width)
+        step += 1
+    return done, widths
+
+
+FAMILIES_TRIED = (
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma3_text", "gemma3",
+    "qwen3_5", "lfm2", "nemotron_h", "mamba2", "deepseek_v3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", FAMILIES_TRIED)
+def test_every_row_of_a_mixed_batch_equals_its_solo_run(make_target, model_type):
+    target = make_target(model_type)
+    assert target.batch_refusal is None
+    arrivals = {0: [0, 1, 2, 3], 2: [4, 5], 9: [6, 7, 8], 14: [9], 60: [10], 75: [11]}
+    done, widths = drain(Batch(target), arrivals, target)
+    assert {1, 2}.issubset(widths) and max(widths) >= 4
+    for seed in range(12):
+        ids, logits, reason = summary(done[seed])
+        want_ids, want_logits, want_reason = alone(target, seed)
+        assert (ids, reason) == (want_ids, want_reason), seed
+        assert mx.abs(logits - want_logits).max().item() < 1e-4, seed
+
+
+def test_rows_that_leave_early_change_nothing_for_the_others(make_target):
+    target = make_target("qwen3")
+    done, _ = drain(Batch(target), {0: [3, 4, 6, 7]}, target, leave={(4, 3), (7, 2)})
+    for seed in (3, 6):
+        assert summary(done[seed])[0] == alone(target, seed)[0]
+
+
+def test_without_sharing_rows_take_turns(make_target):
+    target = make_target("llama")
+    batch = Batch(target, share=False)
+    done, widths = drain(batch, {0: [0, 1, 2]}, target)
+    assert max(widths) == 1 and batch.refusal == "batching is switched off"
+    for seed in range(3):
+        assert summary(done[seed])[0] == alone(target, seed)[0]
+
+
+@pytest.mark.parametrize("model_type", FAMILIES_TRIED)
+def test_a_row_that_left_goes_on_by_itself(make_target, model_type):
+    """What `extract` gives answers like the sequence that was never batched."""
+    target = make_target(model_type)
+    prompts = [prompt_of(n, n) for n in (5, 31, 18)]
+    singles = []
+    for prompt in prompts:
+        cache = target.make_cache()
+        target.prefill(prompt, cache)
+        singles.append(cache)
+    batch = target.join(singles)
+    committed = [list(p) for p in prompts]
+    rng = random.Random(5)
+    for _ in range(12):
+        width = rng.randint(1, 6)
+        blocks = [[rng.randrange(61) for _ in range(width)] for _ in prompts]
+        target.verify_rows(mx.array(blocks, mx.int32), batch)
+        keep = [rng.randint(0, width) for _ in prompts]
+        target.commit_rows(batch, keep)
+        for ids, block, n in zip(committed, blocks, keep, strict=True):
+            ids += block[:n]
+    batch = target.select(batch, [2, 0])
+    for row, ids in enumerate([committed[2], committed[0]]):
+        single = target.extract(batch, row)
+        assert single.offset == len(ids)
+        fresh = target.make_cache()
+        target.prefill(ids, fresh)
+        block = mx.array([4, 9, 2], mx.int32)
+        got = target.verify(block, single).logits
+        want = target.verify(block, fresh).logits
+        assert mx.abs(got - want).max().item() < 1e-4
+
+
+def test_open_and_closed_are_kept_apart(make_target):
+    target = make_target("llama")
+    caches = [target.make_cache() for _ in range(2)]
+    for cache in caches:
+        target.prefill([1, 2, 3], cache)
+    batch = target.join(caches)
+    with pytest.raises(StateError, match="No block is open"):
+        target.commit_rows(batch, [1, 1])
+    target.verify_rows(mx.array([[1, 2], [3, 4]], mx.int32), batch)
+    with pytest.raises(StateError, match="Blocks of 2 rows are open"):
+        target.verify_rows(mx.array([[1], [3]], mx.int32), batch)
+    with pytest.raises(StateError, match="open block"):
+        target.join([batch, target.make_cache()])
+    for wrong in ([1], [1, 3], [-1, 0]):
+        with pytest.raises(ValueError, match=r"2 numbers in 0\.\.2"):
+            target.commit_rows(batch, wrong)
+    target.commit_rows(batch, [2, 0])
+    assert batch.offsets == [5, 3]
+
+
+def test_a_row_that_fails_fails_alone(make_target):
+    target = make_target("llama")
+
+    class Broken(ToyDrafter):
+        def draft(self, anchor, cap, *, sampling, key):
+            if len(self.observed) > 8:
+                raise RuntimeError("boom")
+            return super().draft(anchor, cap, sampling=sampling, key=key)
+
+    batch = Batch(target)
+    add(batch, target, 4)
+    add(batch, target, 7)
+    bad = batch.add(Pair(target, Broken(61)), [1, 2, 3, 4], max_tokens=30, tag="bad")
+    rounds: dict = {}
+    errors = []
+    while batch.rows:
+        for row, outcome in batch.step():
+            if isinstance(outcome, Exception):
+                errors.append((row, str(outcome)))
+                batch.remove(row)
+                continue
+            rounds.setdefault(row.tag, []).append(outcome)
+            if outcome.finish_reason is not None:
+                batch.remove(row)
+    assert errors == [(bad, "boom")]
+    for seed in (4, 7):
+        assert summary(rounds[seed])[0] == alone(target, seed)[0]
+
+
+def test_a_forward_that_fails_is_repeated_row_by_row(make_target, monkeypatch):
+    """Nobody knows whose fault a batched forward is; alone, each row shows it or goes on."""
+    target = make_target("qwen3")
+    calls = {"n": 0}
+    original = RaggedCache.update_and_fetch
+
+    def fragile(self, keys, values):
+        calls["n"] += 1
+        if calls["n"] == 8:
+            raise RuntimeError("out of memory")
+        return original(self, keys, values)
+
+    monkeypatch.setattr(RaggedCache, "update_and_fetch", fragile)
+    done, _ = drain(Batch(target), {0: [1, 2, 3]}, target)
+    assert calls["n"] > 8
+    for seed in (1, 2, 3):
+        ids, _, reason = summary(done[seed])
+        want_ids, _, want_reason = alone(target, seed)
+        assert (ids, reason) == (want_ids, want_reason)
+
+
+def test_a_model_that_mixes_rows_is_refused(make_target, monkeypatch):
+    target = make_target("llama")
+    own = target._forward_rows
+
+    def mixing(blocks, entries, taps):
+        logits, tapped = own(blocks, entries, taps)
+        return logits + logits.mean(axis=0, keepdims=True), tapped
+
+    monkeypatch.setattr(target, "_forward_rows", mixing)
+    assert "depends on the sequences beside it" in target.batch_refusal
+    assert Batch(target).refusal == target.batch_refusal
