@@ -4,6 +4,7 @@ import metal_emulator
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+
 from spec_kernels import _build, install, installation
 from spec_kernels.hardware import Device
 
