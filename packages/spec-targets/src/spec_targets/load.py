@@ -31,7 +31,7 @@ def load_target(
     dtype: mx.Dtype | None = None,
     kv_bits: int | None = None,
     group: mx.distributed.Group | None = None,
-    kernels: Mode = "auto",
+    kernels: Mode = "off",
     exact: bool = False,
     verdicts: Path | None = None,
     trust_remote_code: bool = False,
@@ -44,7 +44,8 @@ def load_target(
             computes in float32 (its 16-bit quantised matmul accumulates in 16 bits).
         kv_bits: Hold keys and values in 4 or 8 bits from the first token; see `quantised`.
         group: Split every layer over these processes, all of which make this call; see `parallel`.
-        kernels: The few-row kernels: "auto", "on" or "off"; see `acceleration`.
+        kernels: The few-row kernels: "auto" races them on this device, which takes minutes the
+            first time, "on" also where the rules leave them out, "off" installs none.
         exact: Install them so that a row's bits do not depend on its neighbours, or refuse.
         verdicts: File that keeps which kernels win on this device.
         trust_remote_code: Allow the checkpoint's own Python to run.
@@ -83,7 +84,11 @@ def load_target(
         kv_bits=kv_bits,
     )
     target.kernels = install_kernels(
-        network, text_config, mode=kernels, exact=exact, verdicts=verdicts
+        network,
+        text_config,
+        mode="auto" if exact and kernels == "off" else kernels,
+        exact=exact,
+        verdicts=verdicts,
     )
     return target, _load_tokenizer(folder, config, trust_remote_code)
 
