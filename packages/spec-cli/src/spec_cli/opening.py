@@ -2,6 +2,7 @@
 
 import atexit
 import hashlib
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,23 @@ class Opened:
         target: Ready for `spec_core.generate`.
         tokenizer: Its tokenizer.
         embedded: True for the embedded default.
+        folder: Where the checkpoint lies, if it is in a folder.
     """
 
     name: str
     target: Any
     tokenizer: Any
     embedded: bool
+    folder: Path | None = None
+
+    @property
+    def quantisation(self) -> str:
+        """Of the weights, in words; empty for none."""
+        if self.folder is None or not (self.folder / "config.json").is_file():
+            return ""
+        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        found = config.get("quantization") or {}
+        return f"{found['bits']} bits, group {found.get('group_size')}" if "bits" in found else ""
 
     def pair(self, wish: Wish) -> Pair:
         """The target with what was wished for beside it.
@@ -113,7 +125,7 @@ def open_target(
             f"[exact] A row's bits depend on how many rows ride along in {op}. "
             "Leave --exact out: greedy output then equals plain decoding up to near ties."
         )
-    return Opened(name, target, tokenizer, model is None)
+    return Opened(name, target, tokenizer, model is None, Path(folder))
 
 
 def _locate_in_turn(model: str | None, group: Any) -> tuple[str, Path]:

@@ -5,10 +5,9 @@ from typing import Any
 
 import click
 
-from spec_cli import machine, opening, render
+from spec_cli import caps, machine, opening, render
 from spec_cli.commands.options import (
     MODES,
-    cap_of,
     drafter_options,
     model_options,
     names_of,
@@ -110,14 +109,14 @@ def _lanes(
 ) -> list[Any]:
     """Baseline first, then a lane for each mode and each drafter."""
     from spec_cli.measure import Lane
-    from spec_core import FixedCap, Pair
+    from spec_core import Pair
 
     asked: list[tuple[str, str | None]] = [(mode, None) for mode in dict.fromkeys(modes)]
     asked += [("auto", drafter) for drafter in dict.fromkeys(drafters)]
     lanes = [Lane("baseline", Pair(opened.target, None, opened.tokenizer), lambda: None)]
     for mode, drafter in asked or [("auto", None)]:
         pair = opened.pair(wish_of(options, mode, drafter))
-        cap = FixedCap(cap_of(pair.drafter, options["max_draft"]))
+        cap = caps.caps_for(opened, pair, options | {"drafter": drafter}).make()
         name = names_of(pair.drafter)[0]
         if any(lane.mode == name for lane in lanes):
             name = f"{name} {Path(drafter).name}" if drafter else f"{name} ({mode})"

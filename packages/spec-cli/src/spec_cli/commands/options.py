@@ -5,24 +5,24 @@ from typing import Any
 
 import click
 
-from spec_cli import opening, render
+from spec_cli import opening
 
 MODES = ("auto", "dspark", "dflash", "eagle3", "draft-model", "lookup", "baseline")
 
 
 class MaxDraft(click.ParamType):
-    """A number of drafts, or "full" for the drafter's whole block."""
+    """A number of drafts, "full" for the drafter's whole block, or "auto" to adapt."""
 
-    name = "N|full"
+    name = "N|full|auto"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
         """Check one value."""
-        if value == "full" or isinstance(value, int):
+        if value in ("full", "auto") or isinstance(value, int):
             return value
         if not str(value).isdecimal():
-            self.fail(f'"{value}" must be a number >= 0 or "full".', param, ctx)
+            self.fail(f'"{value}" must be a number >= 0, "full" or "auto".', param, ctx)
         return int(value)
 
 
@@ -43,7 +43,12 @@ _DRAFTER = [
         default=None,
         help="Lookup in front of the drafter.  [default: what the pair says]",
     ),
-    click.option("--max-draft", type=MaxDraft(), help="Most drafted tokens a round; 0 = plain."),
+    click.option(
+        "--max-draft",
+        type=MaxDraft(),
+        help="Most drafted tokens a round; 0 = plain, auto = adapts every round.  "
+        "[default: the best one that spec calibrate found, else full]",
+    ),
     click.option(
         "--confidence-threshold",
         type=click.FloatRange(0, 1),
@@ -131,17 +136,3 @@ def names_of(drafter: Any) -> tuple[str, str | None]:
     if other is None:
         return drafter.name, drafter.name
     return other.name, f"lookup+{other.name}"
-
-
-def cap_of(drafter: Any, max_draft: int | str | None) -> int:
-    """The number of drafts that really applies; a larger wish is cut with a notice."""
-    if drafter is None:
-        return 0
-    if max_draft is None or isinstance(max_draft, str):
-        return drafter.max_draft
-    if max_draft > drafter.max_draft:
-        render.note(
-            f"[draft] {drafter.name} drafts at most {drafter.max_draft} tokens a round; "
-            f"--max-draft {max_draft} is cut to that."
-        )
-    return min(max_draft, drafter.max_draft)

@@ -5,10 +5,9 @@ from typing import Any
 
 import click
 
-from spec_cli import env, opening, render
+from spec_cli import caps, env, opening, render
 from spec_cli.commands.options import (
     MODES,
-    cap_of,
     drafter_option,
     drafter_options,
     model_options,
@@ -75,16 +74,16 @@ def _prefix_dir() -> Path:
 
 def _load(options: dict[str, Any]) -> Any:
     """Load what is served; runs on the engine's thread."""
-    from spec_core import FixedCap
+    from spec_core import Cap, FixedCap
     from spec_server import Served
 
     opened = open_target(options)
     pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
-    cap = cap_of(pair.drafter, options["max_draft"])
+    chosen = caps.caps_for(opened, pair, options)
     mode = pair.drafter.name if pair.drafter is not None else opening.BASELINE
 
-    def make_cap(wish: int | None) -> FixedCap:
-        return FixedCap(cap if wish is None else min(wish, cap))
+    def make_cap(wish: int | None) -> Cap:
+        return chosen.make() if wish is None else FixedCap(min(wish, chosen.most))
 
     fingerprint = f"{opened.name}|{mode}|{options['drafter']}|kv {options['kv_bits']}"
     return Served(pair, opened.name, mode, make_cap, fingerprint)
