@@ -13,6 +13,7 @@ from spec_cli.commands.options import (
     model_options,
     names_of,
     open_target,
+    refuse_unused,
     sampling_of,
     sampling_options,
     wish_of,
@@ -42,6 +43,7 @@ def benchmark(modes: tuple[str, ...], **options: Any) -> None:
     from spec_cli.measure import race
     from spec_core import Sampling
 
+    refuse_unused(options, *(modes or ("auto",)))
     sampling = sampling_of(options)
     prompts = _chosen(options)
     opened = open_target(options)

@@ -6,7 +6,16 @@ from typing import Any
 import click
 
 from spec_cli import env, opening, render
-from spec_cli.commands.options import MODES, cap_of, drafter_options, model_options, wish_of
+from spec_cli.commands.options import (
+    MODES,
+    Finite,
+    cap_of,
+    drafter_options,
+    kv_bits_of,
+    model_options,
+    refuse_unused,
+    wish_of,
+)
 
 _GIB = 2**30
 
@@ -23,16 +32,15 @@ _GIB = 2**30
 @click.option("--max-batch", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--max-queue", type=click.IntRange(0), default=64, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(1), help="Where a request names no limit.")
-@click.option("--prefix-cache-gb", type=click.FloatRange(0), default=2.0, show_default=True)
+@click.option("--prefix-cache-gb", type=Finite(0), default=2.0, show_default=True)
 @click.option("--prefix-cache-disk", is_flag=True, help="Keep prompt states over restarts.")
-@click.option(
-    "--kv-gb", type=click.FloatRange(0, min_open=True), help="Memory of running requests."
-)
+@click.option("--kv-gb", type=Finite(0, min_open=True), help="Memory of running requests.")
 @click.option("--exact", is_flag=True, help="Refuse unless every op is row-invariant.")
 def serve(**options: Any) -> None:
     """Answer OpenAI's and Anthropic's HTTP dialects."""
     from spec_server import Server, Settings
 
+    refuse_unused(options, options["mode"])
     kv_gb = options["kv_gb"]
     settings = Settings(
         host=options["host"],
@@ -70,7 +78,10 @@ def _load(options: dict[str, Any]) -> Any:
     from spec_server import Served
 
     opened = opening.open_target(
-        options["model"], exact=options["exact"], trust_remote_code=options["trust_remote_code"]
+        options["model"],
+        exact=options["exact"],
+        kv_bits=kv_bits_of(options),
+        trust_remote_code=options["trust_remote_code"],
     )
     pair = opened.pair(wish_of(options, options["mode"]))
     cap = cap_of(pair.drafter, options["max_draft"])
@@ -79,5 +90,5 @@ def _load(options: dict[str, Any]) -> Any:
     def make_cap(wish: int | None) -> FixedCap:
         return FixedCap(cap if wish is None else min(wish, cap))
 
-    fingerprint = f"{opened.name}|{mode}|{options['drafter']}"
+    fingerprint = f"{opened.name}|{mode}|{options['drafter']}|{options['kv_bits']}"
     return Served(pair, opened.name, mode, make_cap, fingerprint)
