@@ -49,7 +49,8 @@ def run(arguments: list[str]) -> int:
     except (SpecError, ConvertError) as error:
         return _refused(str(error))
     except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone; nothing can be told to anybody
+        if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]
+            sys.stderr.close()  # the reader has gone; nothing can be told to anybody
         return 1
     except KeyboardInterrupt:
         complain("Stopped.")

@@ -12,6 +12,7 @@ from spec_cli.commands.options import (
     model_options,
     names_of,
     open_target,
+    refuse_unused,
     sampling_of,
     sampling_options,
     wish_of,
@@ -43,6 +44,7 @@ def benchmark(modes: tuple[str, ...], drafters: tuple[str, ...], **options: Any)
     from spec_cli.measure import race
     from spec_core import Sampling
 
+    refuse_unused(options, *(modes or ("auto",)), *("auto" for _ in drafters))
     sampling = sampling_of(options)
     prompts = _chosen(options)
     opened = open_target(options)

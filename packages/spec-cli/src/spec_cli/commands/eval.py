@@ -13,6 +13,7 @@ from spec_cli.commands.options import (
     model_options,
     names_of,
     open_target,
+    refuse_unused,
     sampling_of,
     sampling_options,
     wish_of,
@@ -34,6 +35,7 @@ def evaluate(prompts: Path, **options: Any) -> None:
     """Acceptance by task on PROMPTS, a JSONL file ({"id", "task", "prompt" or "messages"})."""
     from spec_cli.measure import Tally, run_once
 
+    refuse_unused(options, options["mode"])
     sampling, many = sampling_of(options), read_prompts(prompts)
     opened = open_target(options)
     pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))

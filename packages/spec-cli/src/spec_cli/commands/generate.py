@@ -14,6 +14,7 @@ from spec_cli.commands.options import (
     model_options,
     names_of,
     open_target,
+    refuse_unused,
     sampling_of,
     sampling_options,
     wish_of,
@@ -23,7 +24,7 @@ from spec_cli.commands.options import (
 def read_prompt(value: str) -> str:
     """The prompt's text: as typed, `-` for stdin, `@file` for a file's content."""
     if value == "-":
-        return sys.stdin.read()
+        return _read_stdin()
     if value.startswith("@"):
         try:
             return Path(value[1:]).expanduser().read_text(encoding="utf-8")
@@ -31,6 +32,20 @@ def read_prompt(value: str) -> str:
             message = f'The prompt file "{value[1:]}" must be readable: {error}'
             raise click.UsageError(message) from None
     return value
+
+
+def _read_stdin() -> str:
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
+        raise click.UsageError('Standard input must be open for PROMPT "-", and is closed.')
+    try:
+        return sys.stdin.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"Standard input must be readable text: {error}") from None
+
+
+def _is_text(value: str | None) -> bool:
+    """False where bytes of an argument are not UTF-8."""
+    return value is None or value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 @click.command()
@@ -56,6 +71,11 @@ def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> N
     text = read_prompt(prompt if prompt is not None else prompt_option or "")
     if not text.strip():
         raise click.UsageError("The prompt must hold some text, got none.")
+    if not all(_is_text(each) for each in (text, options["system"], *options["stop"])):
+        raise click.UsageError("The prompt, --system and --stop must be UTF-8, got other bytes.")
+    if "" in options["stop"]:
+        raise click.UsageError("--stop must have at least one character, got none.")
+    refuse_unused(options, options["mode"])
     sampling = sampling_of(options)
     opened = open_target(options, split=True)
     pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))

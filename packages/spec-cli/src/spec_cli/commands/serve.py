@@ -8,10 +8,12 @@ import click
 from spec_cli import caps, env, opening, render
 from spec_cli.commands.options import (
     MODES,
+    Finite,
     drafter_option,
     drafter_options,
     model_options,
     open_target,
+    refuse_unused,
     wish_of,
 )
 
@@ -31,16 +33,15 @@ _GIB = 2**30
 @click.option("--max-batch", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--max-queue", type=click.IntRange(0), default=64, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(1), help="Where a request names no limit.")
-@click.option("--prefix-cache-gb", type=click.FloatRange(0), default=2.0, show_default=True)
+@click.option("--prefix-cache-gb", type=Finite(0), default=2.0, show_default=True)
 @click.option("--prefix-cache-disk", is_flag=True, help="Keep prompt states over restarts.")
-@click.option(
-    "--kv-gb", type=click.FloatRange(0, min_open=True), help="Memory of running requests."
-)
+@click.option("--kv-gb", type=Finite(0, min_open=True), help="Memory of running requests.")
 @click.option("--exact", is_flag=True, help="Refuse unless every op is row-invariant.")
 def serve(**options: Any) -> None:
     """Answer OpenAI's and Anthropic's HTTP dialects."""
     from spec_server import Server, Settings
 
+    refuse_unused(options, options["mode"])
     kv_gb = options["kv_gb"]
     settings = Settings(
         host=options["host"],
