@@ -2,8 +2,8 @@
 
     uv run benchmarks/convert_speed.py --folder /dev/shm --megabytes 640
 
-Synthetic files, alternating runs, medians. MB are of the source. "cpu" is user and system time,
-which a busy machine does not inflate; the start of Python is measured and left out.
+Synthetic files, alternating runs, medians. MB are those of the source. "cpu" is user and system
+time, which a busy machine does not inflate; the start of Python is measured and left out.
 """
 
 from __future__ import annotations
