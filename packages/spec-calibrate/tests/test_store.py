@@ -22,6 +22,7 @@ CURVES = Curves(
     acceptance=(0.7, 0.65),
     noise=0.02,
     max_draft=4,
+    temperatures=(1.5, 2.0),
 )
 
 
@@ -114,6 +115,7 @@ WRONG = {
     "bad width": {"curves": CURVES.to_dict() | {"verify_ms_by_depth": {"0": {"one": 1.0}}}},
     "missing part": {"curves": {"verify_ms_by_depth": {"0": {"1": 1.0}}}},
     "acceptance of text": {"curves": CURVES.to_dict() | {"acceptance": ["x"]}},
+    "temperature of zero": {"curves": CURVES.to_dict() | {"temperatures": [0.0]}},
     "fractional block": {"curves": CURVES.to_dict() | {"max_draft": 1.5}},
     "NaN": {"curves": CURVES.to_dict() | {"noise": float("nan")}},
     "infinite time": {"curves": CURVES.to_dict() | {"overhead_ms": float("inf")}},

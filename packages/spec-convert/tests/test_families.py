@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import load_model
 from safetensors.numpy import load_file
 
-from spec_convert import convert, verify
+from spec_convert import ConvertError, convert, verify
+from spec_convert.container import read_container
+from spec_convert.facts import Facts
+from spec_convert.families import ARCHITECTURES
+from spec_convert.metadata import Metadata
+from spec_convert.plan import Options, make_plan
 
 Kind = gguf.GGMLQuantizationType
 Array = np.ndarray[Any, Any]
@@ -370,3 +376,25 @@ def test_a_quantised_family_computes_what_its_dequantised_twin_computes(
     packed, plain = (load_model(tmp_path / name)[0] for name in ("packed", "plain"))
     assert any(name.endswith("scales") for name, _ in tree_flatten(packed.parameters()))
     np.testing.assert_allclose(logits(packed), logits(plain), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_key_with_an_absurd_value_is_refused_or_harmless(case, make_gguf, vocabulary):
+    _, source = write_case(case, make_gguf, vocabulary)
+    with source.open("rb") as file:
+        container = read_container(file, source.stat().st_size)
+    arch = case.split("-")[0]
+    architecture = ARCHITECTURES[arch]
+    keys = [key for key in container.metadata.values if key.startswith(f"{arch}.")]
+    refused = 0
+    for key in keys:
+        for value in (0, 1, 7, (1 << 32) - 1, -1, 0.0, float("nan"), "text", True, np.zeros(0)):
+            changed = Metadata({**container.metadata.values, key: value})
+            facts = Facts(replace(container, metadata=changed), lambda name: [1.0] * 16)
+            try:
+                architecture.config(facts)
+                make_plan(facts.container, architecture, facts, Options())
+            except ConvertError as error:
+                refused += 1
+                assert str(error).isprintable()
+    assert refused > 3 * len(keys)

@@ -32,6 +32,22 @@ def test_a_verdict_survives_the_process_under_the_same_key_only(tmp_path, monkey
     assert all("matmul 128->64" in key for key in keys)
 
 
+def test_known_verdicts_are_those_of_this_device_and_way_of_judging(tmp_path, monkeypatch):
+    path = tmp_path / "verdicts.json"
+    monkeypatch.setattr(Gate, "_measure_matmul", lambda self, shape: WON)
+    Gate(DEVICE, path).matmul(SHAPE)
+    assert list(Gate(DEVICE, path).known()) == ["matmul 128->64 4-bit g64 bfloat16"]
+    assert Gate(DEVICE, path, race=False).known() == {}
+    assert Gate(Device("cuda", "sm_90", "H200", "Linux"), path).known() == {}
+
+
+def test_a_large_head_is_tried_on_fewer_outputs(monkeypatch):
+    tried = []
+    monkeypatch.setattr(gate_module, "matmul_problem", lambda shape, where: tried.append(shape))
+    Gate(DEVICE, race=False).matmul(MatmulShape(151936, 128, 4, 64, "bfloat16"))
+    assert tried == [MatmulShape(16384, 128, 4, 64, "bfloat16")]
+
+
 def test_an_attention_verdict_survives_with_its_numbers_as_numbers(tmp_path, monkeypatch):
     verdict = AttentionVerdict(True, {1: 512, 8: 2048}, "raced", {"8@2048": 1.2})
     monkeypatch.setattr(Gate, "_measure_attention", lambda self, shape: verdict)

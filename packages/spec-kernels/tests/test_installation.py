@@ -99,6 +99,17 @@ def test_q_k_and_v_share_a_launch_where_it_changes_no_bit(cuda, model, monkeypat
         assert attention.q_proj._spec_kernel._shared is None
 
 
+def test_an_embedding_counts_as_a_head_only_where_the_model_has_no_other(cuda, model):
+    model.embed = nn.QuantizedEmbedding(192, 128, 64, 4)
+    model.embed.set_dtype(mx.bfloat16)
+    tied = nn.QuantizedEmbedding(320, 128, 64, 4)
+    tied.set_dtype(mx.bfloat16)
+    model.tied = tied
+    with install(model):
+        assert type(model.embed) is nn.QuantizedEmbedding
+        assert type(model.tied) is not nn.QuantizedEmbedding
+
+
 def test_the_report_is_plain_data(cuda, model):
     with install(model) as installed:
         plain = installed.report().as_dict()

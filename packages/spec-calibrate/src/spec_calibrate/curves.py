@@ -86,6 +86,8 @@ class Curves:
             seen while calibrating; empty when nothing was drafted.
         noise: Relative spread of repeated measurements (median absolute deviation / median).
         max_draft: Most drafts the drafter proposes a round; 0 without a drafter.
+        temperatures: By position, what turns the drafter's confidence into a probability of
+            acceptance (see `confidence`); empty when it states none.
     """
 
     verify: tuple[tuple[int, Curve], ...]
@@ -95,6 +97,7 @@ class Curves:
     acceptance: tuple[float, ...] = ()
     noise: float = 0.0
     max_draft: int = 0
+    temperatures: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         depths = [depth for depth, _ in self.verify]
@@ -109,6 +112,8 @@ class Curves:
             )
         if not all(0 <= a <= 1 for a in self.acceptance):
             raise ValueError(f"[curves] Acceptance rates must be in 0..1, got {self.acceptance}.")
+        if not all(0 < t < float("inf") for t in self.temperatures):
+            raise ValueError(f"[curves] Temperatures must be > 0, got {self.temperatures}.")
         if self.max_draft < 0:
             raise ValueError(f"[curves] max_draft must be >= 0, got {self.max_draft}.")
 
@@ -153,6 +158,7 @@ class Curves:
             "acceptance": list(self.acceptance),
             "noise": self.noise,
             "max_draft": self.max_draft,
+            "temperatures": list(self.temperatures),
         }
 
     @classmethod
@@ -175,6 +181,7 @@ class Curves:
                 acceptance=tuple(value["acceptance"]),
                 noise=value["noise"],
                 max_draft=operator.index(value["max_draft"]),
+                temperatures=tuple(value["temperatures"]),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(

@@ -10,12 +10,14 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
-from spec_calibrate.curves import Curve, Curves, smooth
+from spec_calibrate.confidence import fit_temperatures, samples_of
+from spec_calibrate.curves import Curve, Curves
+from spec_calibrate.samples import Samples, evenly, widths_to_measure
 from spec_core import FixedCap, Pair, Round, Sampling, generate
 from spec_core.host import host_ints
 
@@ -34,55 +36,11 @@ _MOST_ROUNDS = 24  # of one prompt with one cap
 NOISY = 0.15
 """Relative spread above which a measurement is repeated, and flagged if it stays."""
 _PATIENCE = 3.0  # budgets after which a slow machine is given up on: no repeats, fewer rounds
-_UNKNOWN_NOISE = 0.5
 _CHUNK = 256
+_MIN_CONFIDENCES = 30  # drafts with a confidence before it is believed
 _MIN_TRIALS = 6  # drafts seen at a position before its acceptance is believed
 
 Clock = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Repeated times of the same things.
-
-    Attributes:
-        seconds: By place (width or cap), the times of each pass.
-    """
-
-    seconds: dict[int, list[float]]
-
-    @property
-    def places(self) -> list[int]:
-        """What was timed, ascending."""
-        return sorted(self.seconds)
-
-    @property
-    def medians(self) -> list[float]:
-        """Median by place, ascending."""
-        return [statistics.median(self.seconds[x]) for x in self.places]
-
-    @property
-    def spreads(self) -> list[float]:
-        """Median absolute deviation by place, ascending."""
-        return [
-            statistics.median(abs(s - statistics.median(times)) for s in times)
-            for _, times in sorted(self.seconds.items())
-        ]
-
-    @property
-    def noise(self) -> float:
-        """Typical spread, as a share of the time; _UNKNOWN_NOISE from fewer than three passes."""
-        if min(len(times) for times in self.seconds.values()) < 3:
-            return _UNKNOWN_NOISE
-        pairs = zip(self.medians, self.spreads, strict=True)
-        return statistics.median(spread / m if m > 0 else 0.0 for m, spread in pairs)
-
-    def curve(self) -> Curve:
-        """The medians, smoothed where they fall within their spread."""
-        places = tuple(self.places)
-        n = len(self.seconds[places[0]])
-        error = [2.0 * spread / n**0.5 for spread in self.spreads]  # of a median, roughly
-        return Curve(places, smooth(self.medians, error))
 
 
 def measure(
@@ -116,11 +74,6 @@ def measure(
         return first
     second = _Measurement(pair, max_draft, budget_s, prompts, clock).curves()
     return min(first, second, key=lambda curves: curves.noise)
-
-
-def widths_to_measure(most: int) -> tuple[int, ...]:
-    """Widths 1..most: each up to 9, then those around the edges of kernels."""
-    return tuple(w for w in range(1, most + 1) if w <= 9 or w % 8 <= 1 or w % 4 == 0 or w == most)
 
 
 class _Measurement:
@@ -178,6 +131,7 @@ class _Measurement:
             acceptance=_acceptance(rounds, self.max_draft),
             noise=samples.noise,
             max_draft=self.max_draft,
+            temperatures=_temperatures(rounds),
         )
 
     def share(self, part: str) -> float:
@@ -332,7 +286,7 @@ class _Measurement:
         n_places = len(places)
         if dearest > 0:
             n_places = max(3, min(n_places, int(budget_s / _PASSES / dearest)))
-        chosen = _evenly(places, n_places)
+        chosen = evenly(places, n_places)
         for place in chosen:
             once(place)
         seconds: dict[int, list[float]] = {place: [] for place in chosen}
@@ -343,12 +297,6 @@ class _Measurement:
             if self.clock() - start >= budget_s:
                 break
         return Samples(seconds)
-
-
-def _evenly(places: Sequence[int], n: int) -> list[int]:
-    """About n of the places, the first and the last one among them."""
-    last = len(places) - 1
-    return sorted({places[round(i * last / max(1, n - 1))] for i in range(n)})
 
 
 def _from_rounds(rounds: list[tuple[Round, float]], near: Curve) -> Curve:
@@ -392,3 +340,9 @@ def _acceptance(rounds: list[tuple[Round, float]], most: int) -> tuple[float, ..
             break
         rates.append(sum(r.n_accepted > i for r in reached) / len(reached))
     return tuple(rates)
+
+
+def _temperatures(rounds: list[tuple[Round, float]]) -> tuple[float, ...]:
+    """What the drafter's confidence is worth, from enough drafts that have one."""
+    samples = samples_of(round_ for round_, _ in rounds)
+    return fit_temperatures(samples) if len(samples) >= _MIN_CONFIDENCES else ()

@@ -24,37 +24,59 @@ _NAN_E8M0 = 0xFF
 
 def half(column: Bytes) -> Floats:
     """Two-byte columns as float16 numbers in float32; shape (n, 2 m) to (n, m)."""
-    return np.ascontiguousarray(column).view("<f2").astype(np.float32)
+    return _stored_half(column).astype(np.float32)
+
+
+def _stored_half(column: Bytes) -> Floats:
+    """Two-byte columns as the float16 numbers they are; shape (n, 2 m) to (n, m)."""
+    return column.view("<u2").copy().view("<f2")
+
+
+def _zero_point(scale: Floats, power: int) -> Floats:
+    """-scale * 2 ** power for float16 scales, without converting them where none is extreme.
+
+    Returns:
+        float16 with the exponent raised and the sign turned; float32 when a scale is 0,
+        subnormal, or too large for that.
+    """
+    bits = scale.view(np.uint16)
+    exponents = bits & np.uint16(0x7C00)
+    largest = (31 - power) << 10
+    if exponents.size and exponents.min() and exponents.max() < largest:
+        raised = bits + np.uint16(power << 10)
+        return (raised ^ np.uint16(0x8000)).view("<f2")
+    return scale.astype(np.float32) * np.float32(-(1 << power))
 
 
 def unpack_q4_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """D * (q - 8)."""
-    scale = half(blocks[:, :2])
-    return pair_nibbles(blocks[:, 2:]), scale, scale * np.float32(-8)
+    scale = _stored_half(blocks[:, :2])
+    return pair_nibbles(blocks[:, 2:]), scale, _zero_point(scale, 3)
 
 
 def unpack_q4_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """D * q + m."""
-    return pair_nibbles(blocks[:, 4:]), half(blocks[:, :2]), half(blocks[:, 2:4])
+    return pair_nibbles(blocks[:, 4:]), _stored_half(blocks[:, :2]), _stored_half(blocks[:, 2:4])
 
 
 def unpack_q5_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """D * (q - 16); the fifth bits are a 32-bit mask."""
-    scale = half(blocks[:, :2])
+    scale = _stored_half(blocks[:, :2])
     codes = _five_bits(blocks[:, 6:], blocks[:, 2:6])
-    return pack_bits(codes, 5), scale, scale * np.float32(-16)
+    return pack_bits(codes, 5), scale, _zero_point(scale, 4)
 
 
 def unpack_q5_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """D * q + m; the fifth bits are a 32-bit mask."""
     codes = _five_bits(blocks[:, 8:], blocks[:, 4:8])
-    return pack_bits(codes, 5), half(blocks[:, :2]), half(blocks[:, 2:4])
+    return pack_bits(codes, 5), _stored_half(blocks[:, :2]), _stored_half(blocks[:, 2:4])
 
 
 def unpack_q8_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """D * q with q signed."""
-    scale = half(blocks[:, :2])
-    return blocks[:, 2:] ^ np.uint8(0x80), scale, scale * np.float32(-128)
+    scale = _stored_half(blocks[:, :2])
+    codes = blocks[:, 2:].view("<u2") ^ np.uint16(0x8080)
+    return codes.view(np.uint8), scale, _zero_point(scale, 7)
 
 
 def unpack_q3_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:

@@ -226,11 +226,11 @@ class _Installer:
         self._layers[key] += 1
 
     def matmuls(self, model: nn.Module) -> None:
-        for _, layer in model.named_modules():
-            weight = weight_of(layer)
-            if weight is None or type(layer).__call__ is None:
-                continue
-            if isinstance(layer, EMBEDDING) and not hasattr(layer, "as_linear"):
+        weights = [(layer, weight_of(layer)) for _, layer in model.named_modules()]
+        heads = {(w.n, w.k) for layer, w in weights if w and not isinstance(layer, EMBEDDING)}
+        for layer, weight in weights:
+            # An embedding is a head too, unless the model has a head of that shape.
+            if weight is None or (isinstance(layer, EMBEDDING) and (weight.n, weight.k) in heads):
                 continue
             self._matmul(layer, weight)
 
