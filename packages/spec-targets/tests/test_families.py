@@ -86,6 +86,19 @@ def test_plain_decoding_equals_mlx_lm_and_drafts_do_not_change_it(
     assert ids_of(generate(Pair(target, drafter), PROMPT, max_tokens=40)) == want
 
 
+@pytest.mark.parametrize(
+    "model_type", ["gemma", "gemma2", "gemma3_text", "gemma4_text", "granite", "minicpm", "cohere2"]
+)
+def test_prefill_of_scaled_families_equals_the_models_own_forward(
+    make_target, make_model, model_type
+):
+    # Against a model that nothing of ours has touched: a missing scale would agree with itself.
+    want = make_model(model_type)(mx.array([PROMPT * 4]))[0, -1:]
+    target = make_target(model_type)
+    logits = target.prefill(PROMPT * 4, target.make_cache()).logits
+    assert mx.allclose(logits, want, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("skips_norm", [False, True])
 def test_a_looped_model_counts_layers_as_the_stream_passes_them(
     make_target, make_model, skips_norm
