@@ -283,7 +283,7 @@ def _log_snr(settings: _Settings, family: Family) -> tuple[float, float] | None:
 def _dspark_extras(settings: _Settings, shapes: Shapes, backbone: Backbone) -> dict[str, Any]:
     gemma = backbone.kind == "gemma4"
     markov = None
-    if "markov_head.markov_w1.weight" in shapes:
+    if shapes.get("markov_head.markov_w1.weight", (0, 0))[1]:  # rank 0 is none
         markov = settings.get("markov_head_type", "vanilla")
         if markov not in ("vanilla", "gated", "rnn"):
             raise LoadError(
