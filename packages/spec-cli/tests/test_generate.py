@@ -115,7 +115,7 @@ def test_options_change_what_they_name(spec, tiny_folder):
         (("generate", "hi", "--top-k", "-1"), 2, "top_k must be >= 0"),
         (("generate", "hi", "--seed", "-1"), 2, "seed must be in"),
         (("generate", "hi", "--max-tokens", "0"), 2, "max-tokens"),
-        (("generate", "hi", "--max-draft", "-1"), 2, 'must be a number >= 0 or "full"'),
+        (("generate", "hi", "--max-draft", "-1"), 2, 'must be a number >= 0, "full" or "auto"'),
         (("generate", "hi", "--mode", "turbo"), 2, "'turbo' is not one of"),
         (("generate", "hi", "--model", "/no/such/folder"), 1, 'No folder "/no/such/folder"'),
         (("generate", "hi", "--model", "gguf:/no/file.gguf"), 1, 'No file "/no/file.gguf"'),
