@@ -306,7 +306,7 @@ class _Measurement:
         for place in places:
             once(place)
             seconds[place] = [once(place)]
-            if len(seconds) >= 2 and self.clock() - start >= budget_s:
+            if len(seconds) >= 3 and self.clock() - start >= budget_s:
                 break
         chosen = list(seconds)
         for _ in range(_MOST_PASSES):
