@@ -117,6 +117,8 @@ def check_drafter(
             anchor = _check_round(drafter, anchor, cap, sampling, vocab_size, hidden_size, n_round)
         if not sampling.greedy:
             _check_draws(drafter, anchor, sampling, n_draws)
+    if isinstance(drafter, Forkable):
+        _check_fork(drafter, vocab_size, hidden_size)
     drafter.reset()
 
 
