@@ -19,7 +19,6 @@ from spec_core import Sampling, TargetOutput
 from spec_drafters import load_drafter
 from spec_targets import load_target
 
-
 # Wall time; `--clock cpu` counts the processor time of all threads, for a machine that others use.
 CLOCK: dict[str, Callable[[], float]] = {"now": time.perf_counter}
 
