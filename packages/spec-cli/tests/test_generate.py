@@ -116,7 +116,7 @@ def test_options_change_what_they_name(spec, tiny_folder):
         (("generate", "hi", "--seed", "-1"), 2, "seed must be in"),
         (("generate", "hi", "--max-tokens", "0"), 2, "max-tokens"),
         (("generate", "hi", "--max-draft", "-1"), 2, 'must be a number >= 0, "full" or "auto"'),
-        (("generate", "hi", "--max-draft", "9" * 5000), 2, 'must be a number >= 0, "full" or "auto"'),
+        (("generate", "hi", "--max-draft", "9" * 5000), 2, '"full" or "auto"'),
         (("generate", "hi", "--confidence-threshold", "nan"), 2, "must be a finite number"),
         (("generate", "hi", "--stop", ""), 2, "--stop must have at least one character"),
         (("generate", "\udcff"), 2, "must be UTF-8"),

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core.errors import StateError
+from spec_core.lending import Forkable
 from spec_core.protocols import Drafter, Target
 from spec_core.sampling import Sampling
 from spec_core.toys import ScriptedDrafter, ToyCache, ToyDrafter, ToyTarget
