@@ -72,9 +72,9 @@ def qwen35_rule(name: str, value: Array) -> Array:
     if name.endswith("in_proj_z.weight"):
         return tile_heads(value, 0, 32)
     if name.endswith("in_proj_qkv.weight"):
-        return tile_heads(value, 2 * 2 * 16, 32)
+        return tile_heads(value, 2 * 2 * 32, 32)
     if name.endswith("conv1d.weight"):
-        return tile_heads(value[..., 0], 2 * 2 * 16, 32)
+        return tile_heads(value[..., 0], 2 * 2 * 32, 32)
     if name.endswith("linear_attn.out_proj.weight"):
         return tile_heads(value.T, 0, 32).T
     if name.endswith("shared_expert_gate.weight"):
@@ -109,7 +109,7 @@ EXPERT_ARGS = {
 }  # fmt: skip
 QWEN35_ARGS = {
     "num_hidden_layers": 4, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
     "full_attention_interval": 4,
     "rope_parameters": {
         "type": "default", "mrope_section": [2, 1, 1], "rope_theta": 5000.0,
@@ -117,7 +117,7 @@ QWEN35_ARGS = {
     },
 }  # fmt: skip
 QWEN35_KEYS = {
-    "block_count": 4, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2,
+    "block_count": 4, "ssm.conv_kernel": 4, "ssm.state_size": 32, "ssm.group_count": 2,
     "ssm.time_step_rank": 4, "ssm.inner_size": 128, "full_attention_interval": 4,
     "rope.dimension_count": 8, "rope.dimension_sections": [2, 1, 1, 0],
 }  # fmt: skip
@@ -143,18 +143,23 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Rule]] = {
             "rope_parameters": {
                 "rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "beta_fast": 16.0,
                 "beta_slow": 2.0, "mscale": 1.0, "mscale_all_dim": 1.0,
-                "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.25,
+                "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.25,
             },
         },
         {
             "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 4, "rope.scaling.yarn_beta_fast": 16.0,
+            "rope.scaling.original_context_length": 64, "rope.scaling.yarn_beta_fast": 16.0,
             "rope.scaling.yarn_beta_slow": 2.0, "rope.scaling.yarn_log_multiplier": 1.0,
             "attention.temperature_scale": 0.25,
         },
         llama_rule,
     ),
-    "qwen2": ("qwen2", {}, {}, unchanged),
+    "qwen2": (
+        "qwen2",
+        {"head_dim": 16},
+        {"attention.key_length": 16, "attention.value_length": 16},
+        unchanged,
+    ),
     "qwen3": ("qwen3", {"tie_word_embeddings": False}, {}, unchanged),
     "qwen3moe": ("qwen3_moe", EXPERT_ARGS, EXPERT_KEYS, unchanged),
     "gemma2": (
@@ -219,7 +224,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Rule]] = {
         {
             "attention.sliding_window": 4, "attention.head_count_kv": [2, 1],
             "attention.sliding_window_pattern": [True, False], "attention.shared_kv_layers": 0,
-            "attention.key_length_swa": 32, "final_logit_softcapping": 20.0, **EXPERT_KEYS,
+            "attention.key_length_swa": 32, "attention.value_length_swa": 32,
+            "embedding_length_per_layer_input": 0, "final_logit_softcapping": 20.0, **EXPERT_KEYS,
         },
         unchanged,
     ),
@@ -256,6 +262,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Rule]] = {
             "block_count": 3, "attention.head_count_kv": [0, 2, 0],
             "feed_forward_length": [0, 0, 96], "ssm.conv_kernel": 4, "ssm.state_size": 16,
             "ssm.group_count": 2, "ssm.inner_size": 128, "ssm.time_step_rank": 4,
+            "attention.layer_norm_epsilon": 1e-5,
         },
         nemotron_rule,
     ),
@@ -334,6 +341,9 @@ def write_case(
         packs = stored.ndim > 1 and stored.shape[-1] % 32 == 0 and "conv" not in name
         target = gguf_name(arch, name, settings["num_hidden_layers"])
         tensors[target] = (stored, kind if packs else Kind.F32)
+    if arch == "gemma4":  # a quarter of the pairs of a global head are rotated
+        factors = np.array([1.0] * 4 + [1e30] * 12, np.float32)
+        tensors["rope_freqs.weight"] = (factors, Kind.F32)
     metadata = {f"{arch}.{key}": value for key, value in (KEYS | keys).items()}
     return model, make_gguf(f"{case}.gguf", arch, tensors, metadata | vocabulary)
 

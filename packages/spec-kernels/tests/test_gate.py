@@ -76,6 +76,14 @@ def test_a_kernel_that_cannot_run_is_a_verdict_not_a_crash():
     assert not attention.correct and attention.min_keys == {}
 
 
+def test_a_head_dimension_without_a_kernel_is_named():
+    verdict = Gate(Device("cuda", "sm_90", "H200", "Linux")).attention(
+        AttentionShape(8, 2, 256, "bfloat16")
+    )
+    assert verdict.reason == "head dimension 256, served are (64, 96, 128)"
+    assert not verdict.correct and verdict.min_keys == {}
+
+
 def test_a_wrong_kernel_is_not_raced(monkeypatch):
     monkeypatch.setattr(gate_module, "matmul_problem", lambda *a, **k: "error 1.0e+00")
     monkeypatch.setattr(gate_module, "race_matmul", lambda *a: pytest.fail("raced"))

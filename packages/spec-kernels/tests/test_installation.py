@@ -129,6 +129,19 @@ def test_a_stall_turns_the_kernels_off_and_says_so(cuda, model):
         assert installed.report().calls == {}
 
 
+def test_the_first_verify_of_a_width_is_no_stall(cuda, model):
+    """Something may have been compiled in it, which takes seconds."""
+    with install(model, mode="on") as installed:
+        for _ in range(20):
+            installed.observe(0.05)
+        model(mx.zeros((1, 4, 128), mx.bfloat16))
+        installed.observe(5.0)
+        assert installed.report().on
+        model(mx.zeros((1, 4, 128), mx.bfloat16))
+        installed.observe(5.0)
+        assert not installed.report().on
+
+
 def test_a_shape_that_loses_every_race_stays_stock(cuda, model, monkeypatch):
     lost = Verdict(True, frozenset(), None, "raced", {"8": 0.7})
     monkeypatch.setattr(Gate, "_measure_matmul", lambda self, shape: lost)

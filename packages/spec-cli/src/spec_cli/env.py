@@ -22,6 +22,11 @@ def kernel_verdicts() -> Path:
     return cache_dir() / "kernels.json"
 
 
+def calibration_dir() -> Path:
+    """Where measured cost curves are kept."""
+    return cache_dir() / "calibration"
+
+
 def preloaded() -> str:
     """LD_PRELOAD, which decides about the BLAS on Linux CPU."""
     return os.environ.get("LD_PRELOAD", "")

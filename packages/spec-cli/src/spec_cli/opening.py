@@ -2,9 +2,18 @@
 
 import atexit
 import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from glob import escape
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from spec_cli import env
 from spec_cli.render import progress
@@ -37,12 +46,23 @@ class Opened:
         target: Ready for `spec_core.generate`.
         tokenizer: Its tokenizer.
         embedded: True for the embedded default.
+        folder: Where the checkpoint lies, if it is in a folder.
     """
 
     name: str
     target: Any
     tokenizer: Any
     embedded: bool
+    folder: Path | None = None
+
+    @property
+    def quantisation(self) -> str:
+        """Of the weights, in words; empty for none."""
+        if self.folder is None or not (self.folder / "config.json").is_file():
+            return ""
+        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        found = config.get("quantization") or {}
+        return f"{found['bits']} bits, group {found.get('group_size')}" if "bits" in found else ""
 
     def pair(self, wish: Wish) -> Pair:
         """The target with what was wished for beside it.
@@ -113,7 +133,7 @@ def open_target(
             f"[exact] A row's bits depend on how many rows ride along in {op}. "
             "Leave --exact out: greedy output then equals plain decoding up to near ties."
         )
-    return Opened(name, target, tokenizer, model is None)
+    return Opened(name, target, tokenizer, model is None, Path(folder))
 
 
 def _locate_in_turn(model: str | None, group: Any) -> tuple[str, Path]:
@@ -169,18 +189,51 @@ def locate_model(model: str | None) -> tuple[str, Path]:
 
 
 def converted(gguf: Path) -> Path:
-    """The checkpoint folder made from a GGUF file; made now if it is not in the cache."""
-    from spec_convert import convert
+    """The checkpoint folder made from a GGUF file; made now if the cache lacks it or it is damaged.
+
+    Raises:
+        SpecError: the cache cannot be written.
+        ConvertError: the file cannot be converted.
+    """
+    from spec_convert import convert, is_complete
 
     stat = gguf.stat()
-    identity = f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    folder = env.cache_dir() / "converted" / f"{gguf.stem}-{digest}"
-    if not (folder / "config.json").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with progress(f"converting {gguf.name}") as step:
-            convert(gguf, folder, progress=lambda done, total, name: step(done, total))
+    identity = f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{version('spec-convert')}"
+    digest = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:12]
+    stem = re.sub(r"[^\w.-]", "_", gguf.stem)  # mlx-lm takes a path with brackets for a pattern
+    folder = env.cache_dir() / "converted" / f"{stem}-{digest}"
+    if not is_complete(folder):
+        with _alone(folder):
+            if not is_complete(folder):  # another process may have made it meanwhile
+                _clear(folder)
+                with progress(f"converting {gguf.name}") as step:
+                    convert(gguf, folder, progress=lambda done, total, name: step(done, total))
     return folder
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process makes this folder meanwhile."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except (OSError, NotImplementedError) as error:
+        raise SpecError(
+            f'[cache] "{folder.parent}" must be a writable folder, and is not: {error}. '
+            "Name another cache in SPEC_CACHE_DIR."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _clear(folder: Path) -> None:
+    """Remove a damaged folder, and what a killed conversion left beside it."""
+    remains = [path for path in folder.parent.glob(f".{escape(folder.name)}.*") if path.is_dir()]
+    for path in (folder, *remains):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _embedded() -> tuple[str, Path]:

@@ -69,13 +69,22 @@ def base_config(
         "num_attention_heads": heads,
         "num_key_value_heads": facts.any_layer("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": _epsilon(facts),
         "max_position_embeddings": facts.integer("context_length"),
         "rope_theta": facts.number("rope.freq_base", 10_000.0),
         **(vocabulary(facts, hidden) if vocab is None else vocab),
         **rope_scaling(facts),
         **token_ids(facts.metadata),
     }
+
+
+def _epsilon(facts: Facts) -> float:
+    """Nemotron-H files may state it under the name of plain layer norms."""
+    if facts.key("attention.layer_norm_rms_epsilon") in facts.metadata:
+        return facts.number("attention.layer_norm_rms_epsilon")
+    if facts.key("attention.layer_norm_epsilon") in facts.metadata:
+        return facts.number("attention.layer_norm_epsilon")
+    return facts.number("attention.layer_norm_rms_epsilon")
 
 
 def positive(facts: Facts, name: str, value: int) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import safe_open
 
 from spec_convert.config import generation_config
@@ -40,6 +41,7 @@ from spec_convert.writer import SafetensorsWriter, check_target, staged_folder
 Progress = Callable[[int, int, str], None]
 SHARD_BYTES = 5_000_000_000
 _SPARE_BYTES = 64 << 20
+_ARENA_BYTES = 16 << 20
 
 
 def convert(
@@ -78,6 +80,9 @@ def convert(
         ConvertError: the source cannot be used, or the output may not be written.
     """
     begin = time.perf_counter()
+    # glibc gives memory back when more is free than twice the largest block it ever released;
+    # without this the temporaries of every chunk are fetched from the kernel anew.
+    np.empty(_ARENA_BYTES, np.uint8)
     if scales not in ("exact", "f16"):
         raise ConvertError(f'[convert] scales must be "exact" or "f16", got {quote(scales)}.')
     options = Options(_float_type(dtype), exact_only, small_scales=scales == "f16")

@@ -35,6 +35,43 @@ def pack_bits(codes: Bytes, bits: int) -> Bytes:
     return stream[..., :bits].reshape(len(codes), -1)
 
 
+def five_bits(nibbles: Bytes, mask: Bytes) -> Bytes:
+    """Low four bits of 32 codes and a mask of fifth bits, to one stream of 5-bit codes.
+
+    Args:
+        nibbles: shape (n, 16), neighbours paired as `pair_nibbles` returns them.
+        mask: shape (n, 4); bit i of byte k belongs to code 8 k + i.
+
+    Returns:
+        Shape (n, 20), uint8.
+    """
+    # One word for each 8 codes, words of one place in all rows together: shape (4, n).
+    words = nibbles.view("<u4").T.astype(np.uint64)
+    for width, gap, places in ((16, 4, (0,)), (8, 2, (0, 20)), (4, 1, (0, 10, 20, 30))):
+        # The upper half of every field moves up to make room for fifth bits.
+        low = sum(((1 << width) - 1) << place for place in places)
+        upper = (words & np.uint64(low << width)) << np.uint64(gap)
+        words &= np.uint64(low)
+        words |= upper
+    words |= _FIFTH_BITS[mask.T]
+    stream = np.empty((len(nibbles), 5), "<u4")
+    for index in range(5):
+        # Word k holds bits [40 k, 40 k + 40) of the stream; column index wants 32 of them.
+        first = max(0, index - 1)
+        shift = 32 * index - 40 * first
+        column = words[first] >> np.uint64(shift)
+        if shift > 8 and first < 3:
+            column |= words[first + 1] << np.uint64(40 - shift)
+        stream[:, index] = column.astype(np.uint32)
+    return stream.view(np.uint8)
+
+
+_FIFTH_BITS = np.array(
+    [sum(1 << (5 * bit + 4) for bit in range(8) if byte >> bit & 1) for byte in range(256)],
+    np.uint64,
+)
+
+
 def split_nibbles(quants: Bytes) -> Bytes:
     """One code a byte: first all low nibbles, then all high ones; shape (n, w) to (n, 2 w)."""
     return np.concatenate([quants & np.uint8(15), quants >> np.uint8(4)], axis=1)

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core.errors import StateError
+from spec_core.lending import Forkable
 from spec_core.protocols import Drafter, Target
 from spec_core.sampling import Sampling
 from spec_core.toys import ScriptedDrafter, ToyCache, ToyDrafter, ToyTarget
@@ -117,6 +118,8 @@ def check_drafter(
             anchor = _check_round(drafter, anchor, cap, sampling, vocab_size, hidden_size, n_round)
         if not sampling.greedy:
             _check_draws(drafter, anchor, sampling, n_draws)
+    if isinstance(drafter, Forkable):
+        _check_fork(drafter, vocab_size, hidden_size)
     drafter.reset()
 
 

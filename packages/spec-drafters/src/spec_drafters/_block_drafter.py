@@ -25,6 +25,8 @@ class BlockDrafter:
         bits: 4 or 8 quantises linears and embeddings at load; 16 keeps the compute type.
         window: Context rows that a bidirectional head sees, the newest; 0 for all.
         truncate: Draw from the request's top-k, top-p and min-p too, not from temperature alone.
+        embed_scale: The factor that the target itself applies to embedding rows (gemma: the root of
+            its width); for heads that borrow the table and were trained on scaled rows.
         dtype: Compute type; the target's without.
 
     Raises:
@@ -43,9 +45,11 @@ class BlockDrafter:
         bits: int = 4,
         window: int = 4096,
         truncate: bool = True,
+        embed_scale: float = 1.0,
         dtype: mx.Dtype | None = None,
     ) -> None:
         head = read_head(checkpoint, target)
+        head = replace(head, embed_scale=head.embed_scale * embed_scale)
         if head.family != self.family:
             raise LoadError(
                 f'[{self.family}] The checkpoint must hold a "{self.family}" head, got '

@@ -6,11 +6,12 @@ less than the other drafter's, lookup is parked and probed again later. Knows no
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from spec_core import Draft, Drafter, Sampling, TargetOutput
+from spec_core import Draft, Drafter, Sampling, Target, TargetOutput, registry
 from spec_core.lending import Lender
 from spec_drafters.lookup import LookupDrafter
 
@@ -42,6 +43,12 @@ class HybridDrafter:
         self.max_draft = max(other.max_draft, self._lookup.max_draft)
         self._rivalry = _Rivalry()
         self._last: str | None = None  # who made the draft in flight
+
+    @classmethod
+    def load(cls, path: Path | str, target: Target, **options: Any) -> "HybridDrafter":
+        """Load the other drafter from its folder, with the installed loader, and go in front."""
+        load_drafter = registry.load(registry.LOADERS, "drafter")
+        return load_drafter(path, target, lookup_drafts=True, **options)
 
     def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
         """Lookup's draft if it has one and is worth it, else the other drafter's."""

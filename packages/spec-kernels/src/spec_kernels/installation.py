@@ -124,9 +124,14 @@ class Installed:
     def observe(self, seconds: float) -> None:
         """Tell the watchdog how long one verify took; a stall turns the kernels off.
 
+        The first verify of a width is left out: it may have compiled something.
+
         Args:
             seconds: wall time of one verify until its result was on the host.
         """
+        if self._switch.fresh:
+            self._switch.fresh = False
+            return
         stalled = self._watchdog.observe(seconds)
         if stalled and self._switch.on:
             self.disable(stalled)

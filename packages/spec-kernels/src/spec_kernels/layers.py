@@ -34,12 +34,15 @@ class Switch:
         on: consulted by every wrapped layer at every call.
         reason: why it is off.
         exact: a layer that cannot serve its kernel raises instead of falling back.
+        fresh: a shape was met for the first time since the watchdog last looked, so that something
+            may have been compiled.
         calls: how often each implementation served, by operation and choice.
     """
 
     on: bool = True
     reason: str = ""
     exact: bool = False
+    fresh: bool = False
     calls: dict[str, int] = field(default_factory=dict)
 
     def count(self, what: str) -> None:
@@ -121,6 +124,7 @@ class LinearKernel:
         how = self._how.get(x.shape)
         if how is None:
             how = self._how[x.shape] = self._choose(x)
+            switch.fresh = True
         if how == "stock" or x.dtype != matmul.dtype:
             self._require_inexact(x, f"{x.dtype}, and the kernel serves {matmul.dtype}")
             switch.count("matmul stock")
@@ -211,6 +215,7 @@ class AttentionKernel:
         self._original, self._min_keys = original, min_keys
         self._switch, self._where = switch, where
         self._kernels: dict[float, RowAttention] = {}
+        self._seen: set[tuple[int, ...]] = set()
 
     def __call__(
         self,
@@ -225,6 +230,9 @@ class AttentionKernel:
     ) -> mx.array:
         """Attend with the kernel where it serves, else with the model's own function."""
         reason = self._why_not(queries, keys, mask, sinks)
+        if queries.shape not in self._seen:
+            self._seen.add(queries.shape)
+            self._switch.fresh = True
         if reason is None:
             kernel = self._kernels.get(scale)
             if kernel is None:

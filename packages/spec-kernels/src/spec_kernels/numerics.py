@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from spec_kernels.attention import MAX_QUERIES, RowAttention, row_attention_ops
+from spec_kernels.attention import MAX_QUERIES, RowAttention, row_attention_ops, unsupported
 from spec_kernels.matmul import MAX_ROWS, RowMatmul, Weight, verify_matmul_ops
 
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
@@ -106,6 +106,9 @@ def attention_problem(shape: AttentionShape, where: str, **build: Any) -> str | 
             ((shape.heads, MAX_QUERIES), (shape.kv_heads, n_keys), (shape.kv_heads, n_keys))
         )
     )
+    reason = unsupported(q, k, "causal", where)
+    if reason:
+        return reason
     attend = RowAttention(scale, where, **build)
     full = attend(q, k, v, True)
     for queries in (1, 2, 5, 8, MAX_QUERIES):

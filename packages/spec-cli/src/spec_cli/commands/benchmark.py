@@ -5,14 +5,14 @@ from typing import Any
 
 import click
 
-from spec_cli import machine, opening, render
+from spec_cli import caps, machine, opening, render
 from spec_cli.commands.options import (
     MODES,
-    cap_of,
     drafter_options,
     model_options,
     names_of,
     open_target,
+    refuse_unused,
     sampling_of,
     sampling_options,
     wish_of,
@@ -44,6 +44,7 @@ def benchmark(modes: tuple[str, ...], drafters: tuple[str, ...], **options: Any)
     from spec_cli.measure import race
     from spec_core import Sampling
 
+    refuse_unused(options, *(modes or ("auto",)), *("auto" for _ in drafters))
     sampling = sampling_of(options)
     prompts = _chosen(options)
     opened = open_target(options)
@@ -110,14 +111,14 @@ def _lanes(
 ) -> list[Any]:
     """Baseline first, then a lane for each mode and each drafter."""
     from spec_cli.measure import Lane
-    from spec_core import FixedCap, Pair
+    from spec_core import Pair
 
     asked: list[tuple[str, str | None]] = [(mode, None) for mode in dict.fromkeys(modes)]
     asked += [("auto", drafter) for drafter in dict.fromkeys(drafters)]
     lanes = [Lane("baseline", Pair(opened.target, None, opened.tokenizer), lambda: None)]
     for mode, drafter in asked or [("auto", None)]:
         pair = opened.pair(wish_of(options, mode, drafter))
-        cap = FixedCap(cap_of(pair.drafter, options["max_draft"]))
+        cap = caps.caps_for(opened, pair, options | {"drafter": drafter}).make()
         name = names_of(pair.drafter)[0]
         if any(lane.mode == name for lane in lanes):
             name = f"{name} {Path(drafter).name}" if drafter else f"{name} ({mode})"
