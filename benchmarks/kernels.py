@@ -1,21 +1,24 @@
 """Kernels against stock MLX on this machine: matmul by shape and rows, attention, whole forwards.
 
-    python benchmarks/kernels.py [--quick] [--out docs/benchmarks]
+    python benchmarks/kernels.py --only matmul attention forward --out docs/benchmarks
 
-Prints the tables and stores them, stamped with device, versions, command and date, as one Markdown
-and one JSON file. Every timed chain feeds each output into the next input and rotates over more
-weights than a cache holds; arms run in turn, medians are shown. Knows nothing about checkpoints:
-all weights are random.
+Prints the tables and stores them as JSON, stamped with device, versions, command and date. Every
+timed chain feeds each output into the next input and rotates over more weights than a cache holds;
+arms run in turn, medians are shown. Several processes may prepare side by side and time one after
+the other with `--lock FILE`. Knows nothing about checkpoints: all weights are random.
 """
 
 import argparse
+import contextlib
 import datetime
+import fcntl
 import json
 import platform
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,23 +30,30 @@ from mlx_lm.models import qwen3
 
 from spec_kernels import install, row_attention_ops, this_device
 from spec_kernels.attention import RowAttention
-from spec_kernels.gate import (
-    AttentionShape,
-    MatmulShape,
-    chain,
-    random_weight,
-    relative_error,
-    times,
-)
 from spec_kernels.matmul import RowMatmul, Weight, stock_matmul, verify_matmul_ops
+from spec_kernels.numerics import MatmulShape, random_weight, relative_error
+from spec_kernels.race import chain, times
 
-ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16)
+ROWS = (1, 2, 4, 8, 9, 16)
 WIDTHS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32)
+QUERIES = (1, 2, 4, 8, 16)
+HEADS, KV_HEADS, DEPTH = 32, 8, 128
 MODELS = {
     "Qwen3-8B": (4096, 12288, 4096, 1024),
     "Qwen3-4B": (2560, 9728, 4096, 1024),
     "SmolLM2-135M": (576, 1536, 576, 192),
 }
+
+
+@contextlib.contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """Hold `lock`, so that timed parts of several processes do not overlap."""
+    if lock is None:
+        yield
+        return
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def shapes(bits: int) -> dict[str, MatmulShape]:
@@ -72,69 +82,79 @@ def rotated(shape: MatmulShape) -> list[Weight]:
     return [first, *(random_weight(shape, seed=seed) for seed in range(1, count))]
 
 
-def time_matmuls(where: str, bits: int, rate: float, steps: int) -> list[dict[str, Any]]:
+def time_matmuls(where: str, bits: int, steps: int, lock: Path | None) -> list[dict[str, Any]]:
     """One row per projection: stock and kernel microseconds by rows, bytes floor, error."""
-    table = []
-    for name, shape in shapes(bits).items():
-        weights = rotated(shape)
-        ours = [RowMatmul(weight, where) for weight in weights]
-        row: dict[str, Any] = {"shape": f"{name} {shape}", "stock": {}, "ours": {}, "error": 0.0}
-        row["floor_us"] = weights[0].nbytes / rate * 1e6
-        for rows in ROWS:
-            x = mx.random.normal((rows, shape.k)).astype(mx.bfloat16)
-            want = verify_matmul_ops(x.astype(mx.float32), weights[0])
-            row["error"] = max(row["error"], relative_error(ours[0](x), want))
-            count = len(weights)
-            arms = [
-                chain(lambda v, i, w=weights, c=count: stock_matmul(v, w[i % c]), x, steps),
-                chain(lambda v, i, w=ours, c=count: w[i % c](v), x, steps),
-                chain(lambda v, i: v, x, steps),
-            ]
-            stock, kernel, glue = (1e6 * seconds / steps for seconds in times(arms))
-            row["stock"][rows], row["ours"][rows] = stock - glue, kernel - glue
-        table.append(row)
-        show_matmul(row)
-    return table
+    found = shapes(bits)
+    for shape in found.values():  # compile everything before the lock
+        matmul = RowMatmul(random_weight(shape), where)
+        for rows in (1, 16):
+            x = mx.zeros((rows, shape.k), mx.bfloat16)
+            mx.eval(matmul(x), stock_matmul(x, matmul.weight))
+    with alone(lock):
+        rate = bandwidth()
+        return [time_matmul(where, name, shape, rate, steps) for name, shape in found.items()]
 
 
-def show_matmul(row: dict[str, Any]) -> None:
-    """Print one line of the matmul table."""
-    cells = " ".join(f"{r}: {row['stock'][r]:.1f}/{row['ours'][r]:.1f}" for r in ROWS)
-    print(
-        f"{row['shape']}  floor {row['floor_us']:.1f}  error {row['error']:.1e}  {cells}",
-        flush=True,
-    )
-
-
-def time_attention(where: str, rate: float, steps: int) -> list[dict[str, Any]]:
-    """Qwen3-8B's attention (32/8 heads of 128) by cache length and query positions."""
-    table = []
-    shape = AttentionShape(32, 8, 128, "bfloat16")
-    attend = RowAttention(shape.depth**-0.5, where)
-    for n_keys in (512, 2048, 8192, 32768):
-        sets = max(2, min(24, 200_000_000 // (4 * 8 * n_keys * 128)))
-        kv = [
-            mx.random.normal((2, 1, 8, n_keys + 64, 128)).astype(mx.bfloat16) for _ in range(sets)
+def time_matmul(
+    where: str, name: str, shape: MatmulShape, rate: float, steps: int
+) -> dict[str, Any]:
+    """Stock MLX and the kernel for one projection, printed as "rows: stock/ours"."""
+    weights = rotated(shape)
+    ours, count = [RowMatmul(weight, where) for weight in weights], len(weights)
+    row: dict[str, Any] = {"shape": f"{name} {shape}", "stock": {}, "ours": {}, "error": 0.0}
+    row["floor_us"] = weights[0].nbytes / rate * 1e6
+    for rows in ROWS:
+        x = mx.random.normal((rows, shape.k)).astype(mx.bfloat16)
+        want = verify_matmul_ops(x.astype(mx.float32), weights[0])
+        row["error"] = max(row["error"], relative_error(ours[0](x), want))
+        arms = [
+            chain(lambda v, i: stock_matmul(v, weights[i % count]), x, steps),
+            chain(lambda v, i: ours[i % count](v), x, steps),
+            chain(lambda v, i: v, x, steps),
         ]
-        views = [(pair[0][:, :, :n_keys], pair[1][:, :, :n_keys]) for pair in kv]
-        mx.eval(views)
-        row: dict[str, Any] = {"keys": n_keys, "stock": {}, "ours": {}, "error": 0.0}
-        row["floor_us"] = 4 * 8 * n_keys * 128 / rate * 1e6
-        for queries in (1, 2, 4, 8, 16):
-            q = mx.random.normal((1, 32, queries, 128)).astype(mx.bfloat16)
-            time_one_attention(row, attend, q, views, steps)
-        table.append(row)
-        cells = " ".join(f"{r}: {row['stock'][r]:.1f}/{row['ours'][r]:.1f}" for r in row["ours"])
-        floor, error = row["floor_us"], row["error"]
-        print(f"attention 32/8x128 @{n_keys} floor {floor:.1f} error {error:.1e} {cells}")
-    return table
+        stock, kernel, glue = (1e6 * seconds / steps for seconds in times(arms))
+        row["stock"][rows], row["ours"][rows] = stock - glue, kernel - glue
+    cells = " ".join(f"{r}: {row['stock'][r]:.1f}/{row['ours'][r]:.1f}" for r in ROWS)
+    print(f"{row['shape']} floor {row['floor_us']:.1f} error {row['error']:.1e} us {cells}")
+    return row
 
 
-def time_one_attention(
-    row: dict[str, Any], attend: RowAttention, q: mx.array, views: Sequence, steps: int
+def time_attention(where: str, steps: int, lock: Path | None) -> list[dict[str, Any]]:
+    """Attention of 32/8 heads of 128 by cache length and query positions."""
+    attend = RowAttention(DEPTH**-0.5, where)
+    kv = mx.zeros((1, KV_HEADS, 64, DEPTH), mx.bfloat16)
+    for queries in QUERIES:  # compile everything before the lock
+        q = mx.zeros((1, HEADS, queries, DEPTH), mx.bfloat16)
+        mx.eval(attend(q, kv, kv, queries > 1))
+    with alone(lock):
+        rate = bandwidth()
+        return [time_length(attend, n, rate, steps) for n in (512, 2048, 8192, 32768)]
+
+
+def time_length(attend: RowAttention, n_keys: int, rate: float, steps: int) -> dict[str, Any]:
+    """Stock MLX and the kernel at one cache length, printed as "queries: stock/ours"."""
+    nbytes = 4 * KV_HEADS * n_keys * DEPTH
+    count = max(2, min(24, 200_000_000 // nbytes))
+    shape = (2, 1, KV_HEADS, n_keys + 64, DEPTH)
+    caches = [mx.random.normal(shape).astype(mx.bfloat16) for _ in range(count)]
+    views = [(kv[0][:, :, :n_keys], kv[1][:, :, :n_keys]) for kv in caches]
+    mx.eval(views)
+    row: dict[str, Any] = {"keys": n_keys, "stock": {}, "ours": {}, "error": 0.0}
+    row["floor_us"] = nbytes / rate * 1e6
+    for queries in QUERIES:
+        time_queries(row, attend, queries, views, steps)
+    floor, error = row["floor_us"], row["error"]
+    cells = " ".join(f"{r}: {row['stock'][r]:.1f}/{row['ours'][r]:.1f}" for r in QUERIES)
+    print(f"attention 32/8x128 @{n_keys} floor {floor:.1f} error {error:.1e} us {cells}")
+    return row
+
+
+def time_queries(
+    row: dict[str, Any], attend: RowAttention, queries: int, views: Sequence, steps: int
 ) -> None:
     """Fill one cell of the attention table."""
-    scale, causal, n = 128**-0.5, q.shape[2] > 1, len(views)
+    q = mx.random.normal((1, HEADS, queries, DEPTH)).astype(mx.bfloat16)
+    scale, causal, n = DEPTH**-0.5, queries > 1, len(views)
     mask = "causal" if causal else None
     want = row_attention_ops(q.astype(mx.float32), *views[0], scale=scale, mask=mask)
     row["error"] = max(row["error"], relative_error(attend(q, *views[0], causal), want))
@@ -145,7 +165,7 @@ def time_one_attention(
         chain(lambda v, i: v, q, steps),
     ]
     stock, kernel, glue = (1e6 * seconds / steps for seconds in times(arms))
-    row["stock"][q.shape[2]], row["ours"][q.shape[2]] = stock - glue, kernel - glue
+    row["stock"][queries], row["ours"][queries] = stock - glue, kernel - glue
 
 
 def qwen3_8b(bits: int) -> nn.Module:
@@ -155,13 +175,13 @@ def qwen3_8b(bits: int) -> nn.Module:
         hidden_size=4096,
         num_hidden_layers=36,
         intermediate_size=12288,
-        num_attention_heads=32,
+        num_attention_heads=HEADS,
         rms_norm_eps=1e-6,
         vocab_size=151936,
-        num_key_value_heads=8,
+        num_key_value_heads=KV_HEADS,
         max_position_embeddings=40960,
         rope_theta=1e6,
-        head_dim=128,
+        head_dim=DEPTH,
         tie_word_embeddings=False,
     )
     model = qwen3.Model(args)
@@ -172,94 +192,157 @@ def qwen3_8b(bits: int) -> nn.Module:
     return model
 
 
-def forward_curve(
-    model: nn.Module, context: int, repeats: int, after: Callable[[], None] | None = None
-) -> dict[int, float]:
-    """Milliseconds of one forward and its argmax by width, on a cache of `context` positions."""
+def prefilled(model: nn.Module, context: int) -> list:
+    """Caches of `context` random positions, filled 512 at a time."""
     caches = kv_cache.make_prompt_cache(model)
     for start in range(0, context, 512):
         ids = mx.random.randint(0, 150000, (1, min(512, context - start)))
         mx.eval(model(ids, cache=caches))
+    return caches
+
+
+def forward_curve(model: nn.Module, caches: list, repeats: int) -> dict[int, float]:
+    """Milliseconds of one forward and its argmax, until it is on the host, by width."""
     curve: dict[int, float] = {}
     for width in WIDTHS:
         ids = mx.random.randint(0, 150000, (1, width))
         seconds = []
-        for _ in range(repeats + 2):
+        for _ in range(repeats + 1):
             start = time.perf_counter()
             mx.eval(mx.argmax(model(ids, cache=caches), axis=-1))
             seconds.append(time.perf_counter() - start)
             kv_cache.trim_prompt_cache(caches, width)
-        curve[width] = statistics.median(seconds[2:]) * 1e3
+        curve[width] = statistics.median(seconds[1:] or seconds) * 1e3
     return curve
 
 
-def time_forwards(bits: int, contexts: Sequence[int], repeats: int, mode: str) -> list[dict]:
-    """Width curves of stock MLX and of the installed kernels."""
+def decode_ms(model: nn.Module, caches: list, tokens: int = 40) -> float:
+    """Milliseconds a token of plain greedy decoding, each step enqueued before the last is read."""
+    y, start = mx.array([[5]]), 0.0
+    for step in range(tokens + 5):
+        if step == 5:
+            mx.eval(y)
+            start = time.perf_counter()
+        y = mx.argmax(model(y, cache=caches)[:, -1], axis=-1)[:, None]
+        mx.async_eval(y)
+    mx.eval(y)
+    elapsed = time.perf_counter() - start
+    kv_cache.trim_prompt_cache(caches, tokens + 5)
+    return elapsed / tokens * 1e3
+
+
+def exact_rounds(model: nn.Module, caches: list, tokens: int) -> dict[str, int]:
+    """Greedy decoding one token at a time, then again in blocks with wrong drafts mixed in.
+
+    Every row of every block that follows a right prefix must have the logits' own bits.
+    """
+    ids, logits = [7], []
+    for _ in range(tokens):
+        logits.append(model(mx.array([[ids[-1]]]), cache=caches)[0, -1])
+        ids.append(int(mx.argmax(logits[-1])))
+    kv_cache.trim_prompt_cache(caches, tokens)
+    at = differ = compared = 0
+    width = 1
+    while at < tokens:
+        width = min(width % 16 + 3, 16, tokens - at)
+        right = max(1, width - at % 3)
+        block = ids[at : at + right] + [11] * (width - right)
+        rows = model(mx.array([block]), cache=caches)[0]
+        same = [mx.array_equal(rows[i], logits[at + i]) for i in range(right)]
+        compared += right
+        differ += right - sum(bool(s) for s in same)
+        kv_cache.trim_prompt_cache(caches, width - right)
+        at += right
+    kv_cache.trim_prompt_cache(caches, tokens)
+    return {"rows": compared, "rows that differ": differ}
+
+
+def time_forwards(
+    bits: int, contexts: Sequence[int], repeats: int, mode: str, lock: Path | None
+) -> list[dict[str, Any]]:
+    """Width curves and decoding of stock MLX and of the installed kernels, and exactness."""
     model = qwen3_8b(bits)
-    heads = (32, 8, 128)
     table = []
-    for context in contexts:
-        stock = forward_curve(model, context, repeats)
-        installed = install(
-            model, exact=mode == "exact", attention_shape=heads, cache=Path("verdicts.json")
-        )
-        with installed:
-            ours = forward_curve(model, context, repeats)
-            state = installed.report()
-        table.append({"bits": bits, "context": context, "stock_ms": stock, "ours_ms": ours})
-        print(f"Qwen3-8B {bits}-bit @{context}", flush=True)
-        print("  stock", " ".join(f"{w}: {ms:.2f}" for w, ms in stock.items()))
-        print("  ours ", " ".join(f"{w}: {ms:.2f}" for w, ms in ours.items()), flush=True)
-    for op in state.ops:
-        print(f"  {op.op} {op.shape} x{op.layers}: {op.kernel} {op.serves} ({op.reason})")
+    with tempfile.TemporaryDirectory() as folder:
+        ours = {
+            "exact": mode == "exact",
+            "attention_shape": (HEADS, KV_HEADS, DEPTH),
+            "cache": Path(folder) / "verdicts.json",
+        }
+        filled = {context: prefilled(model, context) for context in contexts}
+        forward_curve(model, filled[contexts[0]], 0)
+        with install(model, **ours):  # compile everything before the lock
+            forward_curve(model, filled[contexts[0]], 0)
+        with alone(lock):
+            for context, caches in filled.items():
+                row: dict[str, Any] = {"bits": bits, "context": context, "mode": mode}
+                row["stock_ms"] = forward_curve(model, caches, repeats)
+                row["stock_decode_ms"] = decode_ms(model, caches)
+                with install(model, **ours) as installed:
+                    row["ours_ms"] = forward_curve(model, caches, repeats)
+                    row["ours_decode_ms"] = decode_ms(model, caches)
+                    if mode == "exact":
+                        row["exact"] = exact_rounds(model, caches, 64)
+                    row["state"] = installed.report().as_dict()["ops"]
+                table.append(row)
+                show_forward(row)
     return table
 
 
-def stamp(rate: float) -> dict[str, str]:
+def show_forward(row: dict[str, Any]) -> None:
+    """Print both curves of one context."""
+    print(f"Qwen3-8B {row['bits']}-bit @{row['context']} {row['mode']} {row.get('exact', '')}")
+    for arm in ("stock", "ours"):
+        cells = " ".join(f"{w}: {ms:.2f}" for w, ms in row[f"{arm}_ms"].items())
+        print(f"  {arm:5s} ms {cells} | decode {row[f'{arm}_decode_ms']:.2f}", flush=True)
+
+
+def stamp() -> dict[str, str]:
     """What a result must carry to mean anything."""
     device = this_device()
     return {
         "device": f"{device.name} ({device.architecture})",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         "versions": ", ".join(f"{name} {metadata.version(name)}" for name in ("mlx", "mlx-lm")),
-        "command": "python " + " ".join(sys.argv),
+        "command": "python benchmarks/kernels.py " + " ".join(sys.argv[1:]),
         "date": datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "copy bandwidth": f"{rate / 1e12:.2f} TB/s",
     }
 
 
 def main() -> None:
     """Measure, print, store."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Kernels against stock MLX on this machine.")
     parser.add_argument("--bits", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 8192])
     parser.add_argument("--only", choices=("matmul", "attention", "forward"), nargs="+")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--mode", choices=("auto", "exact"), default="auto")
+    parser.add_argument("--lock", type=Path, help="file that serialises the timed parts")
+    parser.add_argument("--name", default="kernels", help="of the stored file")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
     chosen = parser.parse_args()
     where = this_device().backend
     if where == "cpu":
         sys.exit("[benchmark] The kernels need a GPU, got a CPU. Run this on Metal or CUDA.")
     parts = chosen.only or ["matmul", "attention", "forward"]
-    rate = bandwidth()
-    result: dict[str, Any] = {"stamp": stamp(rate)}
-    print(json.dumps(result["stamp"], indent=1))
+    result: dict[str, Any] = {"stamp": stamp()}
     if "matmul" in parts:
         result["matmul"] = [
-            r for b in chosen.bits for r in time_matmuls(where, b, rate, chosen.steps)
+            row for b in chosen.bits for row in time_matmuls(where, b, chosen.steps, chosen.lock)
         ]
     if "attention" in parts:
-        result["attention"] = time_attention(where, rate, chosen.steps)
+        result["attention"] = time_attention(where, chosen.steps, chosen.lock)
     if "forward" in parts:
         result["forward"] = [
             row
-            for bits in chosen.bits
-            for row in time_forwards(bits, chosen.contexts, chosen.repeats, chosen.mode)
+            for b in chosen.bits
+            for row in time_forwards(b, chosen.contexts, chosen.repeats, chosen.mode, chosen.lock)
         ]
     chosen.out.mkdir(parents=True, exist_ok=True)
-    (chosen.out / f"kernels-{where}.json").write_text(json.dumps(result, indent=1))
+    stored = chosen.out / f"{chosen.name}-{where}.json"
+    stored.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"stored {stored}")
 
 
 if __name__ == "__main__":

@@ -115,7 +115,20 @@ def test_options_change_what_they_name(spec, tiny_folder):
         (("generate", "hi", "--top-k", "-1"), 2, "top_k must be >= 0"),
         (("generate", "hi", "--seed", "-1"), 2, "seed must be in"),
         (("generate", "hi", "--max-tokens", "0"), 2, "max-tokens"),
-        (("generate", "hi", "--max-draft", "-1"), 2, 'must be a number >= 0 or "full"'),
+        (("generate", "hi", "--max-draft", "-1"), 2, 'must be a number >= 0, "full" or "auto"'),
+        (("generate", "hi", "--max-draft", "9" * 5000), 2, '"full" or "auto"'),
+        (("generate", "hi", "--confidence-threshold", "nan"), 2, "must be a finite number"),
+        (("generate", "hi", "--stop", ""), 2, "--stop must have at least one character"),
+        (("generate", "\udcff"), 2, "must be UTF-8"),
+        (("generate", "hi", "--system", "\udcff"), 2, "must be UTF-8"),
+        (("generate", "hi", "--stop", "a\udcff"), 2, "must be UTF-8"),
+        (("generate", "hi", "--mode", "lookup", "--drafter", "x"), 2, "--drafter needs a mode"),
+        (("generate", "hi", "--mode", "baseline", "--lookup-drafts"), 2, "--lookup-drafts needs"),
+        (("eval", "--mode", "lookup", "--confidence-threshold", "0.5"), 2, "needs a mode"),
+        (("benchmark", "--mode", "lookup", "--lookup-drafts"), 2, "needs a mode"),
+        (("serve", "--mode", "lookup", "--drafter", "x"), 2, "needs a mode"),
+        (("serve", "--prefix-cache-gb", "nan"), 2, "must be a finite number"),
+        (("serve", "--kv-gb", "inf"), 2, "must be a finite number"),
         (("generate", "hi", "--mode", "turbo"), 2, "'turbo' is not one of"),
         (("generate", "hi", "--model", "/no/such/folder"), 1, 'No folder "/no/such/folder"'),
         (("generate", "hi", "--model", "gguf:/no/file.gguf"), 1, 'No file "/no/file.gguf"'),
@@ -129,6 +142,20 @@ def test_bad_input_ends_in_a_short_message(spec, arguments, code, message):
     assert got == code and message in err and out == ""
     said = [line for line in err.splitlines() if line and not line.startswith(("Usage:", "Try "))]
     assert 1 <= len(said) <= 3, err
+
+
+@pytest.mark.parametrize(
+    ("stdin", "message"),
+    [
+        (None, "must be open"),
+        (io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"), "must be readable text"),
+        (io.StringIO(""), "must hold some text"),
+    ],
+)
+def test_a_stdin_without_a_prompt_is_refused(spec, monkeypatch, stdin, message):
+    monkeypatch.setattr(sys, "stdin", stdin)
+    code, out, err = spec("generate", "-")
+    assert (code, out) == (2, "") and message in err
 
 
 def test_a_prompt_longer_than_the_context_is_refused(spec, tiny_folder):

@@ -122,3 +122,57 @@ def test_weights_that_do_not_fit_are_refused_with_what_mlx_lm_says(checkpoint):
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
     with pytest.raises(LoadError, match="mlx-lm must be able to load"):
         load_target(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_size": 0}, "must be able to load"),
+        ({"hidden_size": "16"}, "must be able to load"),
+        ({"rope_theta": "fast"}, "must be able to load"),
+        ({"rope_scaling": [1]}, "must be able to load"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "must be able to load"),
+        ({"text_config": [1]}, '"text_config" must be a table'),
+        ({"num_attention_heads": 0}, '"num_attention_heads".*above 0, got 0'),
+        ({"max_position_embeddings": "256"}, "above 0, got '256'"),
+        ({"max_position_embeddings": -1}, "above 0, got -1"),
+        ({"max_position_embeddings": True}, "above 0, got True"),
+    ],
+)
+def test_settings_of_a_wrong_kind_are_refused_whatever_they_break(checkpoint, fields, message):
+    folder = checkpoint()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+    with pytest.raises(LoadError, match=message) as error:
+        load_target(folder)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_json_too_deep_to_read_is_refused(checkpoint):
+    folder = checkpoint()
+    for name in ("model.safetensors.index.json", "tokenizer_config.json", "config.json"):
+        (folder / name).write_text("[" * 100_000)
+        with pytest.raises(LoadError, match=name):
+            load_target(folder)
+
+
+def test_a_generation_config_that_is_no_table_is_refused(checkpoint):
+    folder = checkpoint()
+    (folder / "generation_config.json").write_text("[]")
+    with pytest.raises(LoadError, match="must be able to load"):
+        load_target(folder)
+
+
+def test_a_path_that_mlx_lm_takes_for_a_pattern_is_refused(checkpoint):
+    folder = checkpoint()
+    odd = folder / "[x]"
+    odd.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).rename(odd / name)
+    with pytest.raises(LoadError, match="Rename the folder"):
+        load_target(odd)
+
+
+def test_bits_that_no_cache_has_are_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(ValueError, match="3"):
+        load_target(tmp_path / "nowhere", kv_bits=3)

@@ -7,6 +7,7 @@ import click
 
 from spec_cli import env
 from spec_cli.commands.benchmark import benchmark
+from spec_cli.commands.calibrate import calibrate
 from spec_cli.commands.convert import convert
 from spec_cli.commands.doctor import doctor
 from spec_cli.commands.eval import evaluate
@@ -22,7 +23,7 @@ def cli() -> None:
     """Speculative decoding on MLX: the target's own output, sooner."""
 
 
-for command in (generate, serve, benchmark, evaluate, models, doctor, convert):
+for command in (generate, serve, benchmark, calibrate, evaluate, models, doctor, convert):
     cli.add_command(command)
 
 
@@ -48,7 +49,8 @@ def run(arguments: list[str]) -> int:
     except (SpecError, ConvertError) as error:
         return _refused(str(error))
     except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone; nothing can be told to anybody
+        if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]
+            sys.stderr.close()  # the reader has gone; nothing can be told to anybody
         return 1
     except KeyboardInterrupt:
         complain("Stopped.")

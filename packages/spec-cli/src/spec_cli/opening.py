@@ -1,9 +1,19 @@
 """From what the user typed to a pair that is ready to run: model, drafter, mode."""
 
+import atexit
 import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from glob import escape
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from spec_cli import env
 from spec_cli.render import progress
@@ -36,12 +46,23 @@ class Opened:
         target: Ready for `spec_core.generate`.
         tokenizer: Its tokenizer.
         embedded: True for the embedded default.
+        folder: Where the checkpoint lies, if it is in a folder.
     """
 
     name: str
     target: Any
     tokenizer: Any
     embedded: bool
+    folder: Path | None = None
+
+    @property
+    def quantisation(self) -> str:
+        """Of the weights, in words; empty for none."""
+        if self.folder is None or not (self.folder / "config.json").is_file():
+            return ""
+        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        found = config.get("quantization") or {}
+        return f"{found['bits']} bits, group {found.get('group_size')}" if "bits" in found else ""
 
     def pair(self, wish: Wish) -> Pair:
         """The target with what was wished for beside it.
@@ -66,23 +87,75 @@ def open_target(
     *,
     exact: bool = False,
     kv_bits: int | None = None,
+    split: bool = False,
     trust_remote_code: bool = False,
 ) -> Opened:
     """Load a target and its tokenizer.
 
+    Started by `mlx.launch` in several processes, the model is split over them: rank 0 gets the
+    whole as one target, the others serve it and end when it ends.
+
+    Args:
+        model: See `locate_model`.
+        exact: Refuse a target whose rows depend on their number.
+        kv_bits: Hold keys and values in 4 or 8 bits.
+        split: Whether the command can run in several processes.
+        trust_remote_code: Let a checkpoint's own Python run.
+
     Raises:
         SpecError: it cannot be run, or not in exact mode; the message says why.
+        SystemExit: this process was not rank 0, and rank 0 is done.
     """
+    import mlx.core as mx
+
     from spec_targets import load_target
 
-    name, folder = locate_model(model)
-    target, tokenizer = load_target(folder, kv_bits=kv_bits, trust_remote_code=trust_remote_code)
+    group = mx.distributed.init()
+    if group.size() > 1 and not split:
+        raise SpecError(
+            f'[parallel] Only "spec generate" runs in several processes, got {group.size()}. '
+            "Start this command without mlx.launch."
+        )
+    name, folder = _locate_in_turn(model, group)
+    target: Any
+    target, tokenizer = load_target(
+        folder,
+        kv_bits=kv_bits,
+        group=group,
+        exact=exact,
+        verdicts=env.kernel_verdicts(),
+        trust_remote_code=trust_remote_code,
+    )
+    if group.size() > 1:
+        target = _whole(target, group)
     if exact and (op := target.exact_refusal) is not None:
         raise SpecError(
             f"[exact] A row's bits depend on how many rows ride along in {op}. "
             "Leave --exact out: greedy output then equals plain decoding up to near ties."
         )
-    return Opened(name, target, tokenizer, model is None)
+    return Opened(name, target, tokenizer, model is None, Path(folder))
+
+
+def _locate_in_turn(model: str | None, group: Any) -> tuple[str, Path]:
+    """Rank 0 first, so that one process downloads and converts, and the others find it done."""
+    import mlx.core as mx
+
+    found = locate_model(model) if group.rank() == 0 else None
+    if group.size() > 1:
+        mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group, stream=mx.Device(mx.cpu)))
+    return found or locate_model(model)
+
+
+def _whole(target: Any, group: Any) -> Any:
+    """The split target on rank 0; the other ranks follow it and leave."""
+    from spec_targets.parallel import LeadTarget, follow
+
+    if group.rank() > 0:
+        follow(target, group)
+        raise SystemExit(0)
+    whole = LeadTarget(target, group)
+    atexit.register(whole.stop)
+    return whole
 
 
 def embedded_drafter() -> str | None:
@@ -116,18 +189,51 @@ def locate_model(model: str | None) -> tuple[str, Path]:
 
 
 def converted(gguf: Path) -> Path:
-    """The checkpoint folder made from a GGUF file; made now if it is not in the cache."""
-    from spec_convert import convert
+    """The checkpoint folder made from a GGUF file; made now if the cache lacks it or it is damaged.
+
+    Raises:
+        SpecError: the cache cannot be written.
+        ConvertError: the file cannot be converted.
+    """
+    from spec_convert import convert, is_complete
 
     stat = gguf.stat()
-    identity = f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    folder = env.cache_dir() / "converted" / f"{gguf.stem}-{digest}"
-    if not (folder / "config.json").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with progress(f"converting {gguf.name}") as step:
-            convert(gguf, folder, progress=lambda done, total, name: step(done, total))
+    identity = f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{version('spec-convert')}"
+    digest = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:12]
+    stem = re.sub(r"[^\w.-]", "_", gguf.stem)  # mlx-lm takes a path with brackets for a pattern
+    folder = env.cache_dir() / "converted" / f"{stem}-{digest}"
+    if not is_complete(folder):
+        with _alone(folder):
+            if not is_complete(folder):  # another process may have made it meanwhile
+                _clear(folder)
+                with progress(f"converting {gguf.name}") as step:
+                    convert(gguf, folder, progress=lambda done, total, name: step(done, total))
     return folder
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process makes this folder meanwhile."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except (OSError, NotImplementedError) as error:
+        raise SpecError(
+            f'[cache] "{folder.parent}" must be a writable folder, and is not: {error}. '
+            "Name another cache in SPEC_CACHE_DIR."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _clear(folder: Path) -> None:
+    """Remove a damaged folder, and what a killed conversion left beside it."""
+    remains = [path for path in folder.parent.glob(f".{escape(folder.name)}.*") if path.is_dir()]
+    for path in (folder, *remains):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _embedded() -> tuple[str, Path]:

@@ -56,7 +56,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 def _parse(line: str, where: str) -> Prompt:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"[prompts] {where} must be a JSON object: {error}") from error
     if not isinstance(row, dict):
         raise SpecError(f"[prompts] {where} must be a JSON object, got {type(row).__name__}.")

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -17,8 +17,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
-from spec_core import Stats
+from spec_core import SpecError, Stats
 
 _stderr = Console(stderr=True, highlight=False)
 _stdout = Console(highlight=False)
@@ -26,55 +27,65 @@ _stdout = Console(highlight=False)
 
 def complain(message: str) -> None:
     """An error message, to stderr."""
-    click.echo(message, err=True)
+    _tell(message)
 
 
 def note(message: str) -> None:
     """A remark that is not part of the answer, to stderr."""
-    click.echo(message, err=True)
+    _tell(message)
 
 
 def stream(text: str) -> None:
     """A piece of the answer, at once."""
     if text:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        _write(text)
 
 
 def end_stream() -> None:
     """The newline after an answer."""
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    _write("\n")
 
 
 def one_json(value: dict[str, Any]) -> None:
-    """Exactly one JSON object to stdout."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
-    sys.stdout.flush()
+    """Exactly one JSON object to stdout; escaped where stdout has no such character."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(_encoding())
+    except UnicodeEncodeError:
+        text = json.dumps(value, allow_nan=False)
+    _write(text + "\n")
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """A table to stdout."""
-    view = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    view = Table(
+        title=Text(_shown(title)),
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
     for column in columns:
         view.add_column(column, overflow="fold")
     for row in rows:
-        view.add_row(*row)
-    _stdout.print(view)
+        view.add_row(*(Text(_shown(cell)) for cell in row))  # a name may look like markup
+    with _output():
+        _stdout.print(view)
 
 
 def lines(items: list[str]) -> None:
     """Plain lines to stdout."""
-    for item in items:
-        click.echo(item)
+    _write("".join(f"{item}\n" for item in items))
 
 
 @contextmanager
 def progress(title: str, unit: str = "bytes") -> Iterator[Any]:
     """A progress bar on stderr; yields a function (done, total)."""
     count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
-    with Progress(*columns, console=_stderr, transient=True) as bar:
+    name = TextColumn("{task.description}", markup=False)
+    columns = (name, BarColumn(), count, TimeRemainingColumn())
+    silent = not _stderr.is_terminal
+    with Progress(*columns, console=_stderr, transient=True, disable=silent) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -91,3 +102,44 @@ def stats_line(stats: Stats, mode: str, drafter: str | None) -> str:
     if stats.near_ties:
         parts.append(f"{stats.near_ties} near ties")
     return " · ".join(parts)
+
+
+def _tell(message: str) -> None:
+    with suppress(OSError):  # nobody reads stderr: the exit code has to do
+        click.echo(message, err=True)
+
+
+def _encoding() -> str:
+    return getattr(sys.stdout, "encoding", None) or "utf-8"
+
+
+def _shown(text: str) -> str:
+    """The text with a question mark for each character that stdout does not have."""
+    encoding = _encoding()
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+def _write(text: str) -> None:
+    with _output():
+        sys.stdout.write(_shown(text))
+        sys.stdout.flush()
+
+
+@contextmanager
+def _output() -> Iterator[None]:
+    """Around every write to stdout: says why it is refused, as on a full disk.
+
+    Raises:
+        SpecError: stdout is closed or takes no more.
+        BrokenPipeError: the reader has gone.
+    """
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        raise SpecError("[output] Standard output must be open, and is closed. Redirect it.")
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise SpecError(
+            f"[output] Standard output must take the answer, and says: {error.strerror or error}."
+        ) from error

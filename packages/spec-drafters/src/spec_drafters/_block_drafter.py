@@ -1,5 +1,6 @@
 """What DSpark, DFlash and DFlash 2 share as drafters: loading, context, the block's forward."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +87,12 @@ class BlockDrafter:
     def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
         """Append the taps of committed rows to the context; enqueues, waits for nothing."""
         self._body.observe(output.taps)
+
+    def fork(self) -> Self:
+        """Another drafter on the same weights, with an empty context."""
+        other = copy.copy(self)
+        other._body = self._body.fork()
+        return other
 
     def reset(self) -> None:
         """Forget the context."""

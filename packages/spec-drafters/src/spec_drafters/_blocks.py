@@ -8,8 +8,10 @@ References:
     DFlash: arXiv:2602.06036, section 3.
 """
 
+import copy
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import mlx.core as mx
 
@@ -105,6 +107,13 @@ class BlockBody:
                 masks[view] = _mask(view, cache, n_rows)
             h = self._layer(layer, h, position, cache, masks[view])
         return mx.fast.rms_norm(h, self._final_norm, body.eps)
+
+    def fork(self) -> Self:
+        """The same weights with an empty context."""
+        other = copy.copy(self)
+        other._caches = [cache.fork() for cache in self._caches]
+        other._unflushed = False
+        return other
 
     def reset(self) -> None:
         """Forget the context."""

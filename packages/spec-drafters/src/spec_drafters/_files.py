@@ -98,7 +98,7 @@ def _shards(folder: Path) -> list[Path]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise LoadError(
             f'[load] "{path.name}" must be JSON, got {_looks_like(path.read_bytes()[:64])} '
             f"({error}). Download it again."

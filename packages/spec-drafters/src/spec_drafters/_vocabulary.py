@@ -54,7 +54,9 @@ def read_vocabulary(path: Path) -> dict[int, str]:
             tokens = {token_id: str(entry[0]) for token_id, entry in enumerate(vocab)}
         added = content.get("added_tokens") or []
         tokens.update({int(entry["id"]): str(entry["content"]) for entry in added})
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (
+        ValueError, KeyError, TypeError, AttributeError, IndexError, OSError, RecursionError,
+    ) as error:  # fmt: skip
         raise LoadError(
             f'[draft-model] "{path}" must be a tokenizer.json with a vocabulary, got: {error}. '
             "Download it again."

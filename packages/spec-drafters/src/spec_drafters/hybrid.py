@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core import Draft, Drafter, Sampling, Target, TargetOutput, registry
+from spec_core.lending import Lender
 from spec_drafters.lookup import LookupDrafter
 
 
@@ -37,6 +38,7 @@ class HybridDrafter:
     def __init__(self, other: Drafter, lookup: LookupDrafter | None = None) -> None:
         self.other = other
         self._lookup = lookup or LookupDrafter(min_match=4)
+        self._lender = Lender(other)
         self.taps = other.taps
         self.max_draft = max(other.max_draft, self._lookup.max_draft)
         self._rivalry = _Rivalry()
@@ -65,6 +67,12 @@ class HybridDrafter:
             self._last = None
         self._lookup.observe(tokens, output)
         self.other.observe(tokens, output)
+
+    def fork(self) -> "HybridDrafter":
+        """Another one with empty contexts; the other drafter is forked, or used by turns."""
+        other = HybridDrafter(self._lender.lend(), self._lookup.fork())
+        other._lender = self._lender
+        return other
 
     def reset(self) -> None:
         """Forget the sequence."""

@@ -13,12 +13,14 @@ from starlette.types import ASGIApp
 
 from spec_server.engine import Engine
 from spec_server.errors import Refusal, body_of, dialect_of
-from spec_server.gate import Gate
+from spec_server.gate import Gate, too_large
+from spec_server.page import add_page
 from spec_server.routes import add_facts, add_messages, add_openai
 from spec_server.service import Service
 from spec_server.settings import Settings
 
 _log = logging.getLogger("spec_server")
+_LABELS = frozenset({"body", "query", "path", "str", "int"})
 
 
 def create_app(engine: Engine, settings: Settings) -> ASGIApp:
@@ -33,7 +35,8 @@ def create_app(engine: Engine, settings: Settings) -> ASGIApp:
     add_openai(app, service)
     add_messages(app, service)
     add_facts(app, service)
-    _add_errors(app)
+    add_page(app)
+    _add_errors(app, settings)
     paths = frozenset(getattr(route, "path", "") for route in app.routes)
     inner: ASGIApp = app
     if settings.cors_origins:
@@ -46,7 +49,7 @@ def create_app(engine: Engine, settings: Settings) -> ASGIApp:
     return Gate(inner, settings, engine.metrics, paths)
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, settings: Settings) -> None:
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:
         headers = {"Retry-After": "1"} if refusal.status in (429, 503) else None
@@ -58,6 +61,8 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 413:
+            return _told(request, too_large(settings))
         message = f"{request.method} {request.url.path}: {error.detail}"
         return _told(request, Refusal(message, status=error.status_code), error.headers)
 
@@ -69,8 +74,8 @@ def _add_errors(app: FastAPI) -> None:
 
 def refusal_of(error: RequestValidationError) -> Refusal:
     """The first thing that is wrong with a body, in words, with the field's name."""
-    first = error.errors()[0]
-    names = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    first = max(error.errors(), key=lambda one: len(one["loc"]))  # unions: the nearest one
+    names = [part for part in first["loc"] if isinstance(part, int) or _is_field(part)]
     path = ""
     for part in names:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
@@ -82,6 +87,11 @@ def refusal_of(error: RequestValidationError) -> Refusal:
         given = _shown(first.get("input"))
         message = f'"{path or "body"}" {_lower(first["msg"])}, got {given}.'
     return Refusal(message, param=path or None)
+
+
+def _is_field(part: str) -> bool:
+    """False for the labels that pydantic puts between the fields of a union."""
+    return part.islower() and part.isidentifier() and part not in _LABELS
 
 
 def _told(

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spec_server.errors import Refusal, body_of, dialect_of
@@ -54,11 +55,7 @@ class Gate:
         if refusal is not None:
             await _answer(refusal, scope["path"], counting)
             return
-        limited = _Limited(receive, self._settings.max_body_bytes)
-        try:
-            await self._app(scope, limited, counting)
-        except _TooLarge:
-            await _answer(self._too_large(), scope["path"], counting)
+        await self._app(scope, _Limited(receive, self._settings.max_body_bytes), counting)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
         if not self._known_host(headers.get("host", "")):
@@ -83,7 +80,7 @@ class Gate:
             )
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._settings.max_body_bytes:
-            return self._too_large()
+            return too_large(self._settings)
         return None
 
     def _known_host(self, host: str) -> bool:
@@ -112,14 +109,17 @@ class Gate:
             given = token.strip()
         return hmac.compare_digest(given.encode(), key.encode())
 
-    def _too_large(self) -> Refusal:
-        return Refusal(
-            f"[body] A body may hold at most {self._settings.max_body_bytes} bytes.", status=413
-        )
+
+def too_large(settings: Settings) -> Refusal:
+    """The answer to a body beyond the limit."""
+    return Refusal(f"[body] A body may hold at most {settings.max_body_bytes} bytes.", status=413)
 
 
-class _TooLarge(Exception):
-    """The body grew beyond the limit while it was read."""
+class _TooLarge(HTTPException):
+    """The body grew beyond the limit while it was read; a kind that body parsers let through."""
+
+    def __init__(self) -> None:
+        super().__init__(413)
 
 
 class _Limited:

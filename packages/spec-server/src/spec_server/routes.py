@@ -82,7 +82,8 @@ def add_messages(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/messages")
     async def messages(request: Request, body: MessagesBody) -> Response:
-        prompter, asked = service.prompter, messages_wish(body)
+        prompter = service.prompter
+        asked = messages_wish(body, knows_effort="reasoning_effort" in prompter.template)
         prompt = await service.render(asked.chat)
         asks = await service.asks(asked.wish, [prompt.ids], None, prompt.marks)
         exchange = Exchange(service.engine, asks, request)
@@ -108,7 +109,8 @@ def add_facts(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> dict[str, Any]:
         return model_of(service.engine, name)
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
     async def health() -> Response:
         body = health_of(service.engine)
         return JSONResponse(body, 200 if body["status"] == "ok" else 503)

@@ -9,14 +9,18 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import MODEL_REMAPPING, load_model, load_tokenizer
 
-from spec_core import LoadError, registry
+from spec_core import LoadError, SpecError, registry
+from spec_kernels.installation import Mode
+from spec_targets.acceleration import install_kernels
 from spec_targets.base import MlxTarget
 from spec_targets.families import FAMILIES, Family
 from spec_targets.hub import locate
+from spec_targets.quantised import check_kv_bits
 from spec_targets.refuse import (
     ELSEWHERE,
     refuse_absent_model,
     refuse_missing_weights,
+    refuse_patterns,
     refuse_quantisation,
     refuse_remote_code,
 )
@@ -29,6 +33,9 @@ def load_target(
     dtype: mx.Dtype | None = None,
     kv_bits: int | None = None,
     group: mx.distributed.Group | None = None,
+    kernels: Mode = "off",
+    exact: bool = False,
+    verdicts: Path | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[MlxTarget, HfTokenizer]:
     """Load an mlx-lm checkpoint.
@@ -39,17 +46,26 @@ def load_target(
             computes in float32 (its 16-bit quantised matmul accumulates in 16 bits).
         kv_bits: Hold keys and values in 4 or 8 bits from the first token; see `quantised`.
         group: Split every layer over these processes, all of which make this call; see `parallel`.
+        kernels: The few-row kernels: "auto" races them on this device, which takes minutes the
+            first time, "on" also where the rules leave them out, "off" installs none.
+        exact: Install them so that a row's bits do not depend on its neighbours, or refuse.
+        verdicts: File that keeps which kernels win on this device.
         trust_remote_code: Allow the checkpoint's own Python to run.
 
     Raises:
         LoadError: the folder is not a checkpoint this package can run.
+        ValueError: kv_bits is neither 4 nor 8.
     """
+    if kv_bits is not None:
+        check_kv_bits(kv_bits)
     folder = locate(model)
     config = read_config(folder)
     refuse_remote_code(folder, config, trust_remote_code)
     model_type = config["model_type"]
     family = family_for(model_type)
+    text_config = _text_config(config)
     refuse_quantisation(config)
+    refuse_patterns(folder)
     refuse_missing_weights(folder)
     try:
         network, _ = load_model(folder, lazy=True, trust_remote_code=trust_remote_code)
@@ -58,21 +74,29 @@ def load_target(
         if dtype is not None:
             network.set_dtype(dtype)
         if group is not None and group.size() > 1:
-            _split(network, model_type, group)
+            _split(network, config, group)
         mx.eval(network.parameters())
         network.eval()
-    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
+        target = MlxTarget(
+            network,
+            family,
+            model_type,
+            context_length=text_config.get("max_position_embeddings"),
+            n_heads=text_config.get("num_attention_heads", 1),
+            kv_bits=kv_bits,
+        )
+    except SpecError:
+        raise
+    except Exception as error:  # a config with wrong values fails in any way, up to the first row
         raise LoadError(
-            f'[load] mlx-lm must be able to load "{folder}", and says: {_first_line(error)}'
+            f'[load] mlx-lm must be able to load "{folder}", and says: {_one_line(error)}'
         ) from error
-    text_config = config.get("text_config", config)
-    target = MlxTarget(
+    target.kernels = install_kernels(
         network,
-        family,
-        model_type,
-        context_length=text_config.get("max_position_embeddings"),
-        n_heads=text_config.get("num_attention_heads", 1),
-        kv_bits=kv_bits,
+        text_config,
+        mode="auto" if exact and kernels == "off" else kernels,
+        exact=exact,
+        verdicts=verdicts,
     )
     return target, _load_tokenizer(folder, config, trust_remote_code)
 
@@ -100,14 +124,37 @@ def family_for(model_type: str) -> Family:
     raise LoadError(f'[load] No target family "{model_type}". Known: {", ".join(known)}.{hint}')
 
 
-def _split(network: Any, model_type: str, group: mx.distributed.Group) -> None:
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config that describes the text model; checks what is read here."""
+    text_config = config.get("text_config", config)
+    if not isinstance(text_config, dict):
+        raise LoadError('[load] "text_config" must be a table of settings in config.json.')
+    for key in ("max_position_embeddings", "num_attention_heads"):
+        value = text_config.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise LoadError(
+                f'[load] "{key}" in config.json must be a whole number above 0, got {value!r}.'
+            )
+    return text_config
+
+
+def _split(network: Any, config: dict[str, Any], group: mx.distributed.Group) -> None:
     """Keep this process's part of every layer; mlx-lm knows how for some of its models."""
-    shard = getattr(network, "shard", None)
+    shard, n_ranks = getattr(network, "shard", None), group.size()
+    model_type = config["model_type"]
     if shard is None:
         raise LoadError(
             f'[load] mlx-lm {version("mlx-lm")} cannot split model type "{model_type}" over '
-            f"{group.size()} processes. Run it in one."
+            f"{n_ranks} processes. Run it in one."
         )
+    text_config = config.get("text_config", config)
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        n_heads = text_config.get(key) or n_ranks
+        if n_heads % n_ranks:
+            raise LoadError(
+                f'[load] "{key}" must be a multiple of the {n_ranks} processes, got {n_heads}. '
+                "Start another number of them."
+            )
     shard(group)
 
 
@@ -124,8 +171,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise LoadError(f'[load] "{folder}" must hold a config.json, and does not.')
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise LoadError(f'[load] "{path}" must be JSON, got: {_first_line(error)}') from error
+    except (ValueError, OSError, RecursionError) as error:
+        raise LoadError(f'[load] "{path}" must be JSON, got: {_one_line(error)}') from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise LoadError(f'[load] "{path}" must name a "model_type", and does not.')
     return config
@@ -140,10 +187,11 @@ def _load_tokenizer(folder: Path, config: dict[str, Any], trusted: bool) -> HfTo
         )
     except Exception as error:  # transformers raises whatever its tokenizer classes do
         raise LoadError(
-            f'[load] The tokenizer files of "{folder}" must load, and do not: {_first_line(error)}'
+            f'[load] The tokenizer files of "{folder}" must load, and do not: {_one_line(error)}'
         ) from error
     return HfTokenizer(wrapper)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0][:300]
+def _one_line(error: Exception) -> str:
+    """What another library says, in one line; its type where it says nothing."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -134,6 +134,8 @@ class RecurrentCache(ArraysCache):
     keeping the list.
     """
 
+    cache: list[Any]  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def __init__(self, n_slots: int) -> None:
         super().__init__(n_slots)
         self._before: list[mx.array | None] | None = None
@@ -174,7 +176,9 @@ class RecurrentCache(ArraysCache):
         if n_keep == 0:
             return self._before
         # Copies: a view would hold the rows of the whole block.
-        slots = [mx.contiguous(rows[:, n_keep : n_keep + n]) for rows, n in self._windows]
+        slots: list[mx.array | None] = [
+            mx.contiguous(rows[:, n_keep : n_keep + n]) for rows, n in self._windows
+        ]
         if self._state_after is not None:
             slots.append(self._state_after(n_keep))
         assert len(slots) == len(self.cache), "a recurrent layer has a slot that is not noted"

@@ -5,6 +5,7 @@ Every refusal names the cause and what would work instead. Nothing of the checkp
 
 import json
 from functools import cache
+from glob import escape
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,7 +91,7 @@ def refuse_remote_code(folder: Path, config: dict[str, Any], trusted: bool) -> N
     if extra.is_file():
         try:
             configs[extra.name] = json.loads(extra.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise LoadError(f'[load] "{extra}" must be JSON, got: {error}') from error
     for name, content in configs.items():
         for key in ("model_file", "auto_map"):
@@ -99,6 +100,19 @@ def refuse_remote_code(folder: Path, config: dict[str, Any], trusted: bool) -> N
                     f'[load] "{name}" of this checkpoint names Python code of its own ("{key}"), '
                     "which is not run. Pass --trust-remote-code if you trust it."
                 )
+
+
+def refuse_patterns(folder: Path) -> None:
+    """Refuse a folder whose name mlx-lm would take for a pattern, and so find no weights.
+
+    Raises:
+        LoadError: the path holds such a character.
+    """
+    if escape(str(folder)) != str(folder):
+        raise LoadError(
+            f'[load] The path "{folder}" must be free of "[", "*" and "?", which mlx-lm reads as '
+            "a pattern. Rename the folder, or link to it under another name."
+        )
 
 
 def refuse_missing_weights(folder: Path) -> None:
@@ -111,7 +125,9 @@ def refuse_missing_weights(folder: Path) -> None:
     if index.is_file():
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError,
+        ) as error:  # fmt: skip
             raise LoadError(f'[load] "{index}" must hold a "weight_map".') from error
         missing = sorted(name for name in names if not (folder / str(name)).is_file())
         if missing:

@@ -24,7 +24,12 @@ class HfTokenizer:
         return bool(self.wrapper.has_chat_template)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a raw text; the start token is added where the tokenizer wants one."""
+        """Ids of a raw text; the start token is added where the tokenizer wants one.
+
+        Raises:
+            SpecError: the text is no Unicode.
+        """
+        _refuse_surrogates(text)
         bos = self._tokenizer.bos_token
         add_special = bos is None or not text.startswith(bos)
         return list(self._tokenizer.encode(text, add_special_tokens=add_special))
@@ -37,13 +42,16 @@ class HfTokenizer:
             template_args: Variables of the template, such as enable_thinking.
 
         Raises:
-            SpecError: the tokenizer has no chat template, or the template refuses the messages.
+            SpecError: the tokenizer has no chat template, the template refuses the messages, or
+                their text is no Unicode.
         """
         if not self.has_chat_template:
             raise SpecError(
                 "[tokenizer] The model has no chat template, so it takes raw text only. "
                 "Pass --raw, or use an instruct model."
             )
+        for message in messages:
+            _refuse_surrogates(message.get("content"))
         try:
             ids = self._tokenizer.apply_chat_template(
                 list(messages),
@@ -53,8 +61,9 @@ class HfTokenizer:
                 **template_args,
             )
         except Exception as error:  # jinja's own errors: the template is data of the checkpoint
+            said = " ".join(str(error).split())[:300]
             raise SpecError(
-                f"[tokenizer] The chat template refused the messages: {error}"
+                f"[tokenizer] The chat template refused the messages: {said}"
             ) from error
         return [int(i) for i in ids]
 
@@ -62,4 +71,12 @@ class HfTokenizer:
         """Text of ids, special tokens left out."""
         return self._tokenizer.decode(
             list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+
+def _refuse_surrogates(text: Any) -> None:
+    """Half a surrogate pair, as JSON can spell it, is no character of any text."""
+    if isinstance(text, str) and any("\ud800" <= c <= "\udfff" for c in text):
+        raise SpecError(
+            "[tokenizer] A text must be Unicode, got half a surrogate pair. Send whole characters."
         )

@@ -55,5 +55,5 @@ def _model_type(config: Path) -> str:
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
         return str(content["model_type"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "unknown"

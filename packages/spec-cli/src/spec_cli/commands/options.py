@@ -1,29 +1,45 @@
 """Options that several commands share, and what they mean."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from spec_cli import opening, render
+from spec_cli import opening
 
+_MOST_DIGITS = 4000  # Python reads no longer number
 MODES = ("auto", "dspark", "dflash", "eagle3", "draft-model", "lookup", "baseline")
+_WITHOUT_WEIGHTS = ("lookup", "baseline")
 
 
 class MaxDraft(click.ParamType):
-    """A number of drafts, or "full" for the drafter's whole block."""
+    """A number of drafts, "full" for the drafter's whole block, or "auto" to adapt."""
 
-    name = "N|full"
+    name = "N|full|auto"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
         """Check one value."""
-        if value == "full" or isinstance(value, int):
+        if value in ("full", "auto") or isinstance(value, int):
             return value
-        if not str(value).isdecimal():
-            self.fail(f'"{value}" must be a number >= 0 or "full".', param, ctx)
+        if not str(value).isdecimal() or len(value) > _MOST_DIGITS:
+            self.fail(f'"{value}" must be a number >= 0, "full" or "auto".', param, ctx)
         return int(value)
+
+
+class Finite(click.FloatRange):
+    """A number in a range; NaN is in none, and infinity is no number of anything here."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Check one value."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} must be a finite number.", param, ctx)
+        return number
 
 
 _MODEL = [
@@ -38,16 +54,20 @@ _MODEL = [
     click.option("--trust-remote-code", is_flag=True, help="Let a checkpoint's own Python run."),
 ]
 _DRAFTER = [
-    click.option("--drafter", help="Folder or hub id of a drafter's weights."),
     click.option(
         "--lookup-drafts/--no-lookup-drafts",
         default=None,
         help="Lookup in front of the drafter.  [default: what the pair says]",
     ),
-    click.option("--max-draft", type=MaxDraft(), help="Most drafted tokens a round; 0 = plain."),
+    click.option(
+        "--max-draft",
+        type=MaxDraft(),
+        help="Most drafted tokens a round; 0 = plain, auto = adapts every round.  "
+        "[default: the best one that spec calibrate found, else full]",
+    ),
     click.option(
         "--confidence-threshold",
-        type=click.FloatRange(0, 1),
+        type=Finite(0, 1),
         help="Cut a draft before the first token the drafter trusts less; 0 = off.",
     ),
     click.option(
@@ -80,6 +100,7 @@ def _stacked(options: list[Any]) -> Callable[[Any], Any]:
 
 
 model_options = _stacked(_MODEL)
+drafter_option = click.option("--drafter", help="Folder or hub id of a drafter's weights.")
 drafter_options = _stacked(_DRAFTER)
 sampling_options = _stacked(_SAMPLING)
 
@@ -95,12 +116,24 @@ def sampling_of(options: dict[str, Any]) -> Any:
         raise click.UsageError(str(error)) from None
 
 
-def wish_of(options: dict[str, Any], mode: str) -> opening.Wish:
+def refuse_unused(options: dict[str, Any], *modes: str) -> None:
+    """Refuse drafter options where no mode has a drafter with weights to take them."""
+    if any(mode not in _WITHOUT_WEIGHTS for mode in modes):
+        return
+    for name in ("drafter", "confidence_threshold", "lookup_drafts"):
+        if options.get(name) is not None:
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} needs a mode whose drafter has weights, got --mode "
+                f"{', '.join(modes)}. Leave one of them out."
+            )
+
+
+def wish_of(options: dict[str, Any], mode: str, drafter: str | None) -> opening.Wish:
     """What the drafter options ask for, in one mode."""
-    with_weights = mode not in ("lookup", "baseline")
+    with_weights = mode not in _WITHOUT_WEIGHTS
     return opening.Wish(
         mode=mode,
-        drafter=options["drafter"] if with_weights else None,
+        drafter=drafter if with_weights else None,
         options={
             "bits": int(options["drafter_bits"]),
             "window": options["drafter_window"],
@@ -112,12 +145,18 @@ def wish_of(options: dict[str, Any], mode: str) -> opening.Wish:
     )
 
 
-def open_target(options: dict[str, Any]) -> opening.Opened:
-    """The target that the model options ask for."""
+def kv_bits_of(options: dict[str, Any]) -> int | None:
+    """Bits of packed keys and values, if asked for."""
+    return None if options["kv_bits"] is None else int(options["kv_bits"])
+
+
+def open_target(options: dict[str, Any], *, split: bool = False) -> opening.Opened:
+    """The target that the model options ask for; `split` if the command knows several processes."""
     return opening.open_target(
         options["model"],
         exact=options.get("exact", False),
-        kv_bits=None if options["kv_bits"] is None else int(options["kv_bits"]),
+        kv_bits=kv_bits_of(options),
+        split=split,
         trust_remote_code=options["trust_remote_code"],
     )
 
@@ -130,17 +169,3 @@ def names_of(drafter: Any) -> tuple[str, str | None]:
     if other is None:
         return drafter.name, drafter.name
     return other.name, f"lookup+{other.name}"
-
-
-def cap_of(drafter: Any, max_draft: int | str | None) -> int:
-    """The number of drafts that really applies; a larger wish is cut with a notice."""
-    if drafter is None:
-        return 0
-    if max_draft is None or isinstance(max_draft, str):
-        return drafter.max_draft
-    if max_draft > drafter.max_draft:
-        render.note(
-            f"[draft] {drafter.name} drafts at most {drafter.max_draft} tokens a round; "
-            f"--max-draft {max_draft} is cut to that."
-        )
-    return min(max_draft, drafter.max_draft)

@@ -1,5 +1,6 @@
 """Bodies of /v1/messages and /v1/messages/count_tokens."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -7,6 +8,7 @@ from pydantic import Field
 from spec_server.errors import Refusal
 from spec_server.prompts import Chat
 from spec_server.schema.base import (
+    NO_DEGREES,
     ChatWish,
     Extension,
     Limit,
@@ -16,6 +18,7 @@ from spec_server.schema.base import (
     TopK,
     TopP,
     Wish,
+    grammar_of,
     joined_text,
     sampling_of,
     stops_of,
@@ -127,10 +130,26 @@ class Metadata(Strict):
     user_id: str | None = None
 
 
+class OutputFormat(Strict):
+    """What shape the answer must have."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    """Shape and effort of the answer."""
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
 class CountBody(Strict):
     """Body of /v1/messages/count_tokens."""
 
     model: str
+    cache_control: CacheControl | None = None
+    output_config: OutputConfig | None = None
     messages: Annotated[list[Message], Field(min_length=1)]
     system: str | list[TextBlock] | None = None
     tools: list[Tool] | None = None
@@ -154,13 +173,24 @@ class MessagesBody(CountBody):
     x_spec: Extension | None = None
 
 
-def messages_wish(body: MessagesBody) -> ChatWish:
+def messages_wish(body: MessagesBody, *, knows_effort: bool) -> ChatWish:
     """What a messages body asks for.
+
+    Args:
+        body: The checked body.
+        knows_effort: The model's template knows `reasoning_effort`.
 
     Raises:
         Refusal: it asks for what this server does not do.
     """
     chat, notices = chat_of(body)
+    config = body.output_config or OutputConfig()
+    if config.format is not None and chat.tools:
+        raise Refusal("output_config.format: cannot be used together with tools.")
+    if config.effort is not None and knows_effort:
+        chat = replace(chat, effort=config.effort)
+    elif config.effort is not None:
+        notices = (*notices, NO_DEGREES)
     extension = body.x_spec or Extension()
     budget = body.thinking.budget_tokens if body.thinking is not None else None
     if budget is not None and budget < min(body.max_tokens, 1024):
@@ -176,6 +206,7 @@ def messages_wish(body: MessagesBody) -> ChatWish:
         stream=bool(body.stream),
         max_draft=extension.max_draft,
         by_token=bool(extension.by_token),
+        grammar=grammar_of(config.format.schema_) if config.format is not None else None,
         one_call=bool(body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         notices=notices,
     )

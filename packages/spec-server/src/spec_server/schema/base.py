@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from spec_core import Sampling
 from spec_server.errors import Refusal
 from spec_server.guides import ANY_OBJECT, schema_grammar
 from spec_server.prompts import Chat
 
+NO_DEGREES = "This model's reasoning has no degrees, so the effort asked for changes nothing."
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
 
@@ -19,15 +20,23 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 TopK = Annotated[int, Field(ge=0)]
 MinP = Annotated[float, Field(ge=0, lt=1)]
 Penalty = Annotated[float, Field(ge=-100, le=100)]
-Repetition = Annotated[float, Field(gt=0, le=100)]
+Repetition = Annotated[float, Field(ge=0.01, le=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Limit = Annotated[int, Field(ge=1)]
 
 
 class Strict(BaseModel):
-    """No coercion, no unknown fields, no NaN."""
+    """No coercion, no unknown fields, no NaN; a field that is null counts as absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, data: Any) -> Any:
+        """Clients send every field they know, unknown ones too, with null for "not given"."""
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None}
 
 
 class Extension(Strict):

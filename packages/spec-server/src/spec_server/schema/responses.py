@@ -8,6 +8,7 @@ from spec_server.errors import Refusal
 from spec_server.prompts import Chat
 from spec_server.schema.base import (
     MOST_LOGPROBS,
+    NO_DEGREES,
     ChatWish,
     Extension,
     Limit,
@@ -177,6 +178,8 @@ def responses_wish(body: ResponsesBody, *, knows_effort: bool) -> ChatWish:
         )
     effort = body.reasoning.effort if body.reasoning is not None else None
     thinking = None if effort is None else effort != "none"
+    if effort not in (None, "none") and not knows_effort:
+        notices = (*notices, NO_DEGREES)
     wants_logprobs = body.top_logprobs or "message.output_text.logprobs" in (body.include or ())
     extension = body.x_spec or Extension()
     wish = Wish(
