@@ -30,8 +30,9 @@ from mlx_lm.models import qwen3
 
 from spec_kernels import install, row_attention_ops, this_device
 from spec_kernels.attention import RowAttention
-from spec_kernels.gate import MatmulShape, chain, random_weight, relative_error, times
 from spec_kernels.matmul import RowMatmul, Weight, stock_matmul, verify_matmul_ops
+from spec_kernels.numerics import MatmulShape, random_weight, relative_error
+from spec_kernels.race import chain, times
 
 ROWS = (1, 2, 4, 8, 9, 16)
 WIDTHS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32)

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -160,6 +161,28 @@ def test_the_cap_follows_the_source_that_usually_comes_next():
     assert controller.status.best_cap == 4
     controller.observe(_round(4, 0, 0.0195))
     assert controller.status.best_cap <= 1
+
+
+def test_a_head_with_a_short_block_is_not_charged_for_drafts_it_never_gives():
+    curves = _curves(row_s=0.004, max_draft=16)
+    assert CapController(replace(curves, blocks={"dspark": 2})).status.best_cap <= 2
+    flat = replace(_curves(max_draft=16), blocks={"dspark": 3})
+    assert CapController(flat, acceptance=(0.9,)).status.best_cap == 3
+
+
+def test_a_calibrated_confidence_steers_the_estimate():
+    """Same outcomes, accepted in turns; the drafter says how likely each was."""
+
+    def rate(curves: Curves) -> float:
+        controller = CapController(curves)
+        for n in range(40):
+            controller.observe(_round(1, n % 2, 0.011, confidence=(0.9,)))
+        return controller.status.acceptance[0]
+
+    assert rate(_curves()) == pytest.approx(0.5, abs=0.08)  # without temperatures it is not heard
+    trusted = rate(replace(_curves(), temperatures=(1.0,)))
+    tempered = rate(replace(_curves(), temperatures=(20.0,)))
+    assert trusted > 0.65 > tempered
 
 
 def test_a_draft_shorter_than_the_cap_at_the_end_of_a_text_is_no_miss():

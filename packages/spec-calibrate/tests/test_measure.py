@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from spec_calibrate.measure import measure, widths_to_measure
+from spec_calibrate.measure import measure
 from spec_core import Draft, Pair, Sampling
 from spec_core.toys import ScriptedDrafter, ToyCache, ToyDrafter, ToyTarget
 from spec_core.types import TargetOutput
@@ -104,7 +104,7 @@ def test_a_slow_machine_gets_fewer_widths_rather_than_minutes():
     target.seconds = lambda width, depth: 0.4 * width  # pyright: ignore[reportAttributeAccessIssue]
     curves = measure(pair, clock=clock, budget_s=5.0)
     assert len(curves.verify[0][1].at) < 7
-    assert clock.now < 60
+    assert clock.now < 30
     assert curves.verify_s(5, 0) == pytest.approx(2.0)
 
 
@@ -201,6 +201,30 @@ def test_each_source_of_a_hybrid_has_its_own_draft_cost():
     assert curves.source == "head"
 
 
+def test_temperatures_are_fitted_to_the_confidence_the_drafter_states():
+    class Sure(_SlowDrafter):
+        """Always sure, mostly wrong."""
+
+        def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
+            draft = super().draft(anchor, cap, sampling=sampling, key=key)
+            return Draft(draft.tokens, None, mx.full((draft.n_drafted,), 0.99), "toy")
+
+    clock = _Clock()
+    assert measure(Pair(_SlowTarget(clock), _SlowDrafter(clock)), clock=clock).temperatures == ()
+    curves = measure(Pair(_SlowTarget(clock), Sure(clock)), clock=clock)
+    assert min(curves.temperatures) > 2.0
+
+
+def test_the_block_of_a_head_that_gives_less_than_is_asked_for_is_found():
+    class Short(_SlowDrafter):
+        def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
+            return super().draft(anchor, min(cap, 3), sampling=sampling, key=key)
+
+    clock = _Clock()
+    assert measure(Pair(_SlowTarget(clock), Short(clock)), clock=clock).blocks == {"toy": 3}
+    assert measure(Pair(_SlowTarget(clock), _SlowDrafter(clock)), clock=clock).blocks == {}
+
+
 def test_a_real_toy_is_measured_with_the_real_clock():
     curves = measure(Pair(ToyTarget(), ToyDrafter()), budget_s=0.2)
     assert curves.plain_s(0) > 0 and curves.verify_s(5, 0) > 0
@@ -217,9 +241,3 @@ def test_the_target_and_the_drafter_are_left_usable():
     cache = target.make_cache()
     target.prefill([1, 2], cache)
     assert pair.drafter is not None and pair.drafter.state() == []
-
-
-def test_every_width_up_to_nine_is_measured_then_the_edges():
-    assert widths_to_measure(5) == (1, 2, 3, 4, 5)
-    assert widths_to_measure(33) == (*range(1, 10), 12, 16, 17, 20, 24, 25, 28, 32, 33)
-    assert widths_to_measure(18)[-1] == 18

@@ -21,10 +21,8 @@ def test_a_drafter_made_for_another_target_is_refused(spec, tiny_folder):
         assert code == 1 and out == "" and len(err.strip().splitlines()) <= 3, err
 
 
-def test_lookup_takes_no_weights(spec, tiny_folder):
-    code, _, err = spec(
-        "benchmark", "--model", tiny_folder, "--drafter", "/no/folder", "--mode", "dspark"
-    )
+def test_a_benchmark_names_a_drafter_that_is_not_there(spec, tiny_folder):
+    code, _, err = spec("benchmark", "--model", tiny_folder, "--drafter", "/no/folder")
     assert code == 1 and "/no/folder" in err
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import load_model
 from safetensors.numpy import load_file
 
-from spec_convert import convert, verify
+from spec_convert import ConvertError, convert, verify
+from spec_convert.container import read_container
+from spec_convert.facts import Facts
+from spec_convert.families import ARCHITECTURES
+from spec_convert.metadata import Metadata
+from spec_convert.plan import Options, make_plan
 
 Kind = gguf.GGMLQuantizationType
 Array = np.ndarray[Any, Any]
@@ -66,9 +72,9 @@ def qwen35_rule(name: str, value: Array) -> Array:
     if name.endswith("in_proj_z.weight"):
         return tile_heads(value, 0, 32)
     if name.endswith("in_proj_qkv.weight"):
-        return tile_heads(value, 2 * 2 * 16, 32)
+        return tile_heads(value, 2 * 2 * 32, 32)
     if name.endswith("conv1d.weight"):
-        return tile_heads(value[..., 0], 2 * 2 * 16, 32)
+        return tile_heads(value[..., 0], 2 * 2 * 32, 32)
     if name.endswith("linear_attn.out_proj.weight"):
         return tile_heads(value.T, 0, 32).T
     if name.endswith("shared_expert_gate.weight"):
@@ -103,7 +109,7 @@ EXPERT_ARGS = {
 }  # fmt: skip
 QWEN35_ARGS = {
     "num_hidden_layers": 4, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
     "full_attention_interval": 4,
     "rope_parameters": {
         "type": "default", "mrope_section": [2, 1, 1], "rope_theta": 5000.0,
@@ -111,7 +117,7 @@ QWEN35_ARGS = {
     },
 }  # fmt: skip
 QWEN35_KEYS = {
-    "block_count": 4, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2,
+    "block_count": 4, "ssm.conv_kernel": 4, "ssm.state_size": 32, "ssm.group_count": 2,
     "ssm.time_step_rank": 4, "ssm.inner_size": 128, "full_attention_interval": 4,
     "rope.dimension_count": 8, "rope.dimension_sections": [2, 1, 1, 0],
 }  # fmt: skip
@@ -137,18 +143,23 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Rule]] = {
             "rope_parameters": {
                 "rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "beta_fast": 16.0,
                 "beta_slow": 2.0, "mscale": 1.0, "mscale_all_dim": 1.0,
-                "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.25,
+                "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.25,
             },
         },
         {
             "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 4, "rope.scaling.yarn_beta_fast": 16.0,
+            "rope.scaling.original_context_length": 64, "rope.scaling.yarn_beta_fast": 16.0,
             "rope.scaling.yarn_beta_slow": 2.0, "rope.scaling.yarn_log_multiplier": 1.0,
             "attention.temperature_scale": 0.25,
         },
         llama_rule,
     ),
-    "qwen2": ("qwen2", {}, {}, unchanged),
+    "qwen2": (
+        "qwen2",
+        {"head_dim": 16},
+        {"attention.key_length": 16, "attention.value_length": 16},
+        unchanged,
+    ),
     "qwen3": ("qwen3", {"tie_word_embeddings": False}, {}, unchanged),
     "qwen3moe": ("qwen3_moe", EXPERT_ARGS, EXPERT_KEYS, unchanged),
     "gemma2": (
@@ -213,7 +224,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Rule]] = {
         {
             "attention.sliding_window": 4, "attention.head_count_kv": [2, 1],
             "attention.sliding_window_pattern": [True, False], "attention.shared_kv_layers": 0,
-            "attention.key_length_swa": 32, "final_logit_softcapping": 20.0, **EXPERT_KEYS,
+            "attention.key_length_swa": 32, "attention.value_length_swa": 32,
+            "embedding_length_per_layer_input": 0, "final_logit_softcapping": 20.0, **EXPERT_KEYS,
         },
         unchanged,
     ),
@@ -250,6 +262,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Rule]] = {
             "block_count": 3, "attention.head_count_kv": [0, 2, 0],
             "feed_forward_length": [0, 0, 96], "ssm.conv_kernel": 4, "ssm.state_size": 16,
             "ssm.group_count": 2, "ssm.inner_size": 128, "ssm.time_step_rank": 4,
+            "attention.layer_norm_epsilon": 1e-5,
         },
         nemotron_rule,
     ),
@@ -328,6 +341,9 @@ def write_case(
         packs = stored.ndim > 1 and stored.shape[-1] % 32 == 0 and "conv" not in name
         target = gguf_name(arch, name, settings["num_hidden_layers"])
         tensors[target] = (stored, kind if packs else Kind.F32)
+    if arch == "gemma4":  # a quarter of the pairs of a global head are rotated
+        factors = np.array([1.0] * 4 + [1e30] * 12, np.float32)
+        tensors["rope_freqs.weight"] = (factors, Kind.F32)
     metadata = {f"{arch}.{key}": value for key, value in (KEYS | keys).items()}
     return model, make_gguf(f"{case}.gguf", arch, tensors, metadata | vocabulary)
 
@@ -370,3 +386,25 @@ def test_a_quantised_family_computes_what_its_dequantised_twin_computes(
     packed, plain = (load_model(tmp_path / name)[0] for name in ("packed", "plain"))
     assert any(name.endswith("scales") for name, _ in tree_flatten(packed.parameters()))
     np.testing.assert_allclose(logits(packed), logits(plain), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_key_with_an_absurd_value_is_refused_or_harmless(case, make_gguf, vocabulary):
+    _, source = write_case(case, make_gguf, vocabulary)
+    with source.open("rb") as file:
+        container = read_container(file, source.stat().st_size)
+    arch = case.split("-")[0]
+    architecture = ARCHITECTURES[arch]
+    keys = [key for key in container.metadata.values if key.startswith(f"{arch}.")]
+    refused = 0
+    for key in keys:
+        for value in (0, 1, 7, (1 << 32) - 1, -1, 0.0, float("nan"), "text", True, np.zeros(0)):
+            changed = Metadata({**container.metadata.values, key: value})
+            facts = Facts(replace(container, metadata=changed), lambda name: [1.0] * 16)
+            try:
+                architecture.config(facts)
+                make_plan(facts.container, architecture, facts, Options())
+            except ConvertError as error:
+                refused += 1
+                assert str(error).isprintable()
+    assert refused > 3 * len(keys)

@@ -128,7 +128,7 @@ def test_a_space_in_front_is_added_only_where_the_file_says_so():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tokenizer.ggml.model": "rwkv"}, 'of kind "gpt2", "llama", got "rwkv"'),
+        ({"tokenizer.ggml.model": "rwkv"}, 'of kind "gemma4", "gpt2", "llama", got "rwkv"'),
         ({"tokenizer.ggml.pre": "new"}, 'pre-tokeniser "new".*--no-tokenizer'),
         ({"tokenizer.ggml.tokens": []}, '"tokenizer.ggml.tokens", which is missing'),
         ({"tokenizer.ggml.tokens": ["a", "a"], "tokenizer.ggml.token_type": [1, 1]}, '"a" twice'),

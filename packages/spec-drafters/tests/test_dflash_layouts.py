@@ -139,3 +139,10 @@ def test_sampling_temperature_is_applied_once(tmp_path: Path) -> None:
     session.check_sampled(layout.spec, 11, 0)  # the comparison is at temperature 0.7
     halved = replace(layout.spec, multiplier=0.7)
     assert far(session, halved)
+
+
+def test_a_target_that_scales_its_embeddings_says_so(tmp_path: Path) -> None:
+    _, session, layout = open_layout(tmp_path, "z-lab", embed_scale=5.65625)
+    session.observe(9)
+    assert session.distance(replace(layout.spec, embed_scale=5.65625), 11) < 1e-4
+    assert far(session, layout.spec)

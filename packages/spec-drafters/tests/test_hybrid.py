@@ -1,5 +1,6 @@
 """Lookup in front of another drafter: who drafts when, and parking."""
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -7,6 +8,9 @@ import mlx.core as mx
 from spec_core import Pair, Sampling, TargetOutput, generate
 from spec_core.testing import ToyDrafter, ToyTarget, check_drafter
 from spec_drafters import HybridDrafter
+
+from .checkpoints import TinyTarget, write
+from .layouts import LAYOUTS
 
 NOTHING = TargetOutput(mx.zeros((0, 1)))
 KEY = mx.random.key(0)
@@ -84,3 +88,11 @@ def test_the_loop_commits_what_the_target_says() -> None:
     rounds = list(generate(Pair(target, hybrid()), [1, 2, 3], max_tokens=60))
     assert [t for r in rounds for t in r.tokens] == plain
     assert {r.source for r in rounds} >= {"lookup", "toy"}
+
+
+def test_loads_what_it_goes_in_front_of(tmp_path: Path) -> None:
+    layout = LAYOUTS["deepspec, own ends"]()
+    write(tmp_path, layout.config, layout.tensors)
+    drafter = HybridDrafter.load(tmp_path, TinyTarget(), mode="dspark")
+    assert isinstance(drafter, HybridDrafter) and drafter.other.name == "dspark"
+    assert drafter.taps == drafter.other.taps

@@ -1,6 +1,7 @@
 """Re-written checkpoints: what is packed, what is kept, and that the packing is faithful."""
 
 import json
+import runpy
 from pathlib import Path
 
 import mlx.core as mx
@@ -53,3 +54,17 @@ def test_a_quantised_source_is_refused(source: Path, tmp_path: Path) -> None:
 def test_other_bits_are_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\[quantise\] bits must be 4 or 8, got 3\."):
         quantise_checkpoint(source, tmp_path / "out", bits=3)
+
+
+def test_the_tool_writes_what_the_function_does(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    tool = Path(__file__).parents[3] / "tools" / "quantise-drafter"
+    monkeypatch.setattr("sys.argv", [str(tool), str(source), str(tmp_path / "by-tool")])
+    with pytest.raises(SystemExit) as done:
+        runpy.run_path(str(tool), run_name="__main__")
+    assert done.value.code == 0
+    assert capsys.readouterr().out.startswith("1 matrices in 8 bits, 3 tensors kept, ")
+    quantise_checkpoint(source, tmp_path / "by-hand")
+    made, wanted = (tmp_path / n / "model.safetensors" for n in ("by-tool", "by-hand"))
+    assert made.read_bytes() == wanted.read_bytes()

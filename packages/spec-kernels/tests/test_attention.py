@@ -9,7 +9,7 @@ from metal_emulator import Options, last_report
 
 from spec_kernels import KernelError, row_attention, row_attention_metal, row_attention_ops
 from spec_kernels.attention import FAR, NEAR, SHIFT, n_chunks
-from spec_kernels.gate import AttentionShape, attention_problem, relative_error
+from spec_kernels.numerics import AttentionShape, attention_problem, relative_error
 
 checked = functools.partial(metal_emulator.metal_kernel, options=Options(check=True))
 TOLERANCE = {mx.bfloat16: 1e-2, mx.float16: 2e-3}

@@ -7,9 +7,10 @@ import mlx.nn as nn
 import pytest
 
 from spec_kernels import ExactError, install, installation, row_invariant, rule_for
-from spec_kernels.gate import AttentionVerdict, Gate, Verdict
+from spec_kernels.gate import Gate
 from spec_kernels.hardware import Device
 from spec_kernels.installation import span
+from spec_kernels.race import AttentionVerdict, Verdict
 
 CUDA = Device("cuda", "sm_90", "NVIDIA H200", "Linux 6.18")
 UNKNOWN = Device("metal", "applegpu_g17s", "Apple M5 Max", "Darwin 26.1")
@@ -98,6 +99,17 @@ def test_q_k_and_v_share_a_launch_where_it_changes_no_bit(cuda, model, monkeypat
         assert attention.q_proj._spec_kernel._shared is None
 
 
+def test_an_embedding_counts_as_a_head_only_where_the_model_has_no_other(cuda, model):
+    model.embed = nn.QuantizedEmbedding(192, 128, 64, 4)
+    model.embed.set_dtype(mx.bfloat16)
+    tied = nn.QuantizedEmbedding(320, 128, 64, 4)
+    tied.set_dtype(mx.bfloat16)
+    model.tied = tied
+    with install(model):
+        assert type(model.embed) is nn.QuantizedEmbedding
+        assert type(model.tied) is not nn.QuantizedEmbedding
+
+
 def test_the_report_is_plain_data(cuda, model):
     with install(model) as installed:
         plain = installed.report().as_dict()
@@ -115,6 +127,19 @@ def test_a_stall_turns_the_kernels_off_and_says_so(cuda, model):
         assert report.reason.startswith("a verify took 5.00 s, 100 times the median")
         model(mx.zeros((1, 2, 128), mx.bfloat16))
         assert installed.report().calls == {}
+
+
+def test_the_first_verify_of_a_width_is_no_stall(cuda, model):
+    """Something may have been compiled in it, which takes seconds."""
+    with install(model, mode="on") as installed:
+        for _ in range(20):
+            installed.observe(0.05)
+        model(mx.zeros((1, 4, 128), mx.bfloat16))
+        installed.observe(5.0)
+        assert installed.report().on
+        model(mx.zeros((1, 4, 128), mx.bfloat16))
+        installed.observe(5.0)
+        assert not installed.report().on
 
 
 def test_a_shape_that_loses_every_race_stays_stock(cuda, model, monkeypatch):

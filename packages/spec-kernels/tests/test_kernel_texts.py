@@ -1,5 +1,6 @@
 """Every Metal text passes the linter; texts and names are fit for MLX's cache."""
 
+import subprocess
 from importlib import resources
 
 import mlx.core as mx
@@ -8,6 +9,7 @@ from metal_emulator import lint
 
 from spec_kernels import _build
 from spec_kernels._build import CudaKernel, Text, read_text, revision
+from spec_kernels.matmul import _prelude
 
 METAL = sorted(p.name for p in (resources.files("spec_kernels") / "metal").iterdir())
 
@@ -50,6 +52,41 @@ def test_a_cuda_name_carries_everything_that_goes_into_the_kernel(monkeypatch):
     CudaKernel(text, (("T", mx.float16),), 128, prelude="int tile;")
     assert len(set(names)) == 6
     assert all(name.startswith("spec_op_") for name in names)
+
+
+PICK = """
+#include <cstdio>
+struct { int x; } blockIdx;
+constexpr int NT = 2;
+typedef const int* In;
+typedef int* Out;
+void pick(In w0, In w0_shape, In scales0, In biases0, Out y0, In w1, In w1_shape, In scales1,
+          In biases1, Out y1, In w2, In w2_shape, In scales2, In biases2, Out y2) {
+PRELUDE
+  std::printf("%d %d %d %d %d %d\\n", tile, N, *w, *scales, *biases, *y);
+}
+int main() {
+  const int v[] = {0, 1, 2}, n[] = {65, 32, 1};
+  int o[] = {0, 1, 2};
+  for (blockIdx.x = 0; blockIdx.x < 5; ++blockIdx.x)
+    pick(v, n, v, v, o, v + 1, n + 1, v + 1, v + 1, o + 1, v + 2, n + 2, v + 2, v + 2, o + 2);
+}
+"""
+
+
+def test_blocks_of_a_shared_launch_find_their_weight(emulator, tmp_path):
+    """The CUDA lines that choose a sibling, compiled as C++: 3, 1 and 1 blocks of 32 rows."""
+    source, program = tmp_path / "pick.cpp", tmp_path / "pick"
+    source.write_text(PICK.replace("PRELUDE", _prelude(3)), encoding="utf-8")
+    subprocess.run(["g++", "-std=c++17", source, "-o", program], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "0 65 0 0 0 0",
+        "1 65 0 0 0 0",
+        "2 65 0 0 0 0",
+        "0 32 1 1 1 1",
+        "0 1 2 2 2 2",
+    ]
 
 
 class Backend:

@@ -4,8 +4,8 @@ import mlx.core as mx
 import pytest
 
 from spec_kernels import wide_prefill, wide_prefill_ops
-from spec_kernels.gate import MatmulShape, random_weight
 from spec_kernels.matmul import stock_matmul
+from spec_kernels.numerics import MatmulShape, random_weight
 
 
 @pytest.mark.parametrize("bits", [4, 8])

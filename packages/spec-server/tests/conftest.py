@@ -1,4 +1,4 @@
-"""A tiny random llama with a real byte-level tokenizer, and a target that says what a test wants."""
+"""A tiny random llama with a byte-level tokenizer, and a target that says what a test wants."""
 
 import json
 from collections.abc import Sequence

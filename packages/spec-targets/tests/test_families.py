@@ -86,18 +86,37 @@ def test_plain_decoding_equals_mlx_lm_and_drafts_do_not_change_it(
     assert ids_of(generate(Pair(target, drafter), PROMPT, max_tokens=40)) == want
 
 
-def test_a_looped_model_counts_layers_as_the_stream_passes_them(make_target, make_model):
-    target, model = make_target("nanbeige"), make_model("nanbeige")
-    assert target.n_layers == 6  # 3 layers, run twice
-    output = target.prefill(PROMPT, target.make_cache(), taps=(2, 3, 5))
+@pytest.mark.parametrize(
+    "model_type", ["gemma", "gemma2", "gemma3_text", "gemma4_text", "granite", "minicpm", "cohere2"]
+)
+def test_prefill_of_scaled_families_equals_the_models_own_forward(
+    make_target, make_model, model_type
+):
+    # Against a model that nothing of ours has touched: a missing scale would agree with itself.
+    want = make_model(model_type)(mx.array([PROMPT * 4]))[0, -1:]
+    target = make_target(model_type)
+    logits = target.prefill(PROMPT * 4, target.make_cache()).logits
+    assert mx.allclose(logits, want, rtol=1e-4, atol=1e-4)
 
-    hidden, want = model.model.embed_tokens(mx.array([PROMPT])), []
+
+@pytest.mark.parametrize("skips_norm", [False, True])
+def test_a_looped_model_counts_layers_as_the_stream_passes_them(
+    make_target, make_model, skips_norm
+):
+    fields = {"skip_loop_final_norm": skips_norm}
+    target, model = make_target("nanbeige", **fields), make_model("nanbeige", **fields).model
+    assert target.n_layers == 6  # 3 layers, run twice
+    output = target.prefill(PROMPT, target.make_cache(), taps=(1, 2, 3, 5))
+
+    hidden, want = model.embed_tokens(mx.array([PROMPT])), []
     for _ in range(2):
-        for layer in model.model.layers:
+        for layer in model.layers:
             hidden = layer(hidden, "causal", None)
             want.append(hidden)
-        hidden = model.model.norm(hidden)
-    for tap, layer_id in zip(output.taps, (2, 3, 5), strict=True):
+        hidden = hidden if skips_norm else model.norm(hidden)
+    # The tap on the boundary is what enters the second loop.
+    want[2] = want[2] if skips_norm else model.norm(want[2])
+    for tap, layer_id in zip(output.taps, (1, 2, 3, 5), strict=True):
         assert mx.allclose(tap, want[layer_id][0], atol=1e-5)
 
 

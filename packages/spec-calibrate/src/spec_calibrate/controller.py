@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spec_calibrate.acceptance import Outlook, SourceHistory
+from spec_calibrate.confidence import calibrated
 from spec_calibrate.costs import PLAIN, LiveCosts
 from spec_calibrate.curves import Curves
 from spec_calibrate.expected import TYPICAL_ACCEPTANCE
@@ -181,7 +182,10 @@ class CapController:
         if history is None:
             history = self._sources[source] = SourceHistory(self._prior)
         history.age()
-        history.add(cap, round_.n_drafted, round_.n_accepted)
+        confidence = None
+        if round_.confidence is not None and self._curves.temperatures:
+            confidence = calibrated(round_.confidence, self._curves.temperatures)
+        history.add(cap, round_.n_drafted, round_.n_accepted, confidence)
         width = round_.n_drafted + 1
         predicted_s = self._predicted_s(source, cap, width)
         self._costs.observe((source, width), round_.elapsed_s, predicted_s)
@@ -276,9 +280,11 @@ class CapController:
         for name, share, outlook in mixture:
             expected = outlook.tokens(hopeful_beyond)
             costs = self._seconds(name, outlook.sent, hopeful=hopeful_beyond is not None)
+            block = self._curves.blocks.get(name, self._max_draft)
             for k in range(1, self._max_draft + 1):
-                tokens[k] += share * expected[k]
-                seconds[k] += share * costs[k]
+                given = min(k, block)
+                tokens[k] += share * expected[given]
+                seconds[k] += share * costs[given]
         tokens[0], seconds[0] = 1.0, self._plain_s * self._costs.plain_factor()
         return [n / s for n, s in zip(tokens, seconds, strict=True)]
 

@@ -6,10 +6,12 @@ A plain step is a curve of its own: the loop pipelines it, so it costs less than
 row. Knows nothing about models or clocks: `measure` fills the curves, `controller` uses them.
 """
 
+import operator
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 _KNEE_SHARE = 0.1  # a bend below this share of the curve's rise is not a knee
 
@@ -84,6 +86,10 @@ class Curves:
             seen while calibrating; empty when nothing was drafted.
         noise: Relative spread of repeated measurements (median absolute deviation / median).
         max_draft: Most drafts the drafter proposes a round; 0 without a drafter.
+        temperatures: By position, what turns the drafter's confidence into a probability of
+            acceptance (see `confidence`); empty when it states none.
+        blocks: By source, the most drafts it gives a round where that is less than max_draft: in a
+            hybrid, lookup may go further than the head.
     """
 
     verify: tuple[tuple[int, Curve], ...]
@@ -93,6 +99,8 @@ class Curves:
     acceptance: tuple[float, ...] = ()
     noise: float = 0.0
     max_draft: int = 0
+    temperatures: tuple[float, ...] = ()
+    blocks: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         depths = [depth for depth, _ in self.verify]
@@ -107,8 +115,13 @@ class Curves:
             )
         if not all(0 <= a <= 1 for a in self.acceptance):
             raise ValueError(f"[curves] Acceptance rates must be in 0..1, got {self.acceptance}.")
-        if self.max_draft < 0:
-            raise ValueError(f"[curves] max_draft must be >= 0, got {self.max_draft}.")
+        if not all(0 < t < float("inf") for t in self.temperatures):
+            raise ValueError(f"[curves] Temperatures must be > 0, got {self.temperatures}.")
+        if min((self.max_draft, *self.blocks.values())) < 0:
+            raise ValueError(
+                "[curves] max_draft and blocks must be >= 0, got "
+                f"{self.max_draft} and {dict(self.blocks)}."
+            )
 
     def verify_s(self, width: int, depth: int) -> float:
         """Seconds of a verify of `width` rows on a cache of `depth` tokens.
@@ -140,6 +153,53 @@ class Curves:
         if cap < 1:
             return self.plain_s(depth)
         return self.draft_s(cap, source) + self.verify_s(cap + 1, depth) + self.overhead_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, times in milliseconds, for JSON."""
+        return {
+            "verify_ms_by_depth": {str(depth): curve.to_ms() for depth, curve in self.verify},
+            "plain_ms_by_depth": self.plain.to_ms(),
+            "draft_ms": {source: curve.to_ms() for source, curve in self.draft.items()},
+            "overhead_ms": self.overhead_s * 1e3,
+            "acceptance": list(self.acceptance),
+            "noise": self.noise,
+            "max_draft": self.max_draft,
+            "temperatures": list(self.temperatures),
+            "blocks": dict(self.blocks),
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> "Curves":
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: something is missing, of another type, or cannot be a cost.
+        """
+        try:
+            verify = value["verify_ms_by_depth"].items()
+            return cls(
+                verify=tuple(
+                    (int(depth), Curve.from_ms(curve))
+                    for depth, curve in sorted(verify, key=lambda item: int(item[0]))
+                ),
+                plain=Curve.from_ms(value["plain_ms_by_depth"]),
+                draft={s: Curve.from_ms(curve) for s, curve in value["draft_ms"].items()},
+                overhead_s=value["overhead_ms"] / 1e3,
+                acceptance=tuple(value["acceptance"]),
+                noise=value["noise"],
+                max_draft=operator.index(value["max_draft"]),
+                temperatures=tuple(value["temperatures"]),
+                blocks={source: operator.index(n) for source, n in value["blocks"].items()},
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"[curves] Stored curves must have the form of `Curves.to_dict`, got a fault at "
+                f"{type(error).__name__}: {error}."
+            ) from None
+
+    def block(self, source: str) -> int:
+        """Most drafts that a source gives a round."""
+        return self.blocks.get(source, self.max_draft)
 
     @property
     def source(self) -> str:

@@ -17,6 +17,16 @@ def cache_dir() -> Path:
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("spec"))
 
 
+def kernel_verdicts() -> Path:
+    """Where it is kept which kernels win on this machine."""
+    return cache_dir() / "kernels.json"
+
+
+def calibration_dir() -> Path:
+    """Where measured cost curves are kept."""
+    return cache_dir() / "calibration"
+
+
 def preloaded() -> str:
     """LD_PRELOAD, which decides about the BLAS on Linux CPU."""
     return os.environ.get("LD_PRELOAD", "")

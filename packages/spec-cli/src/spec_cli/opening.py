@@ -1,6 +1,8 @@
 """From what the user typed to a pair that is ready to run: model, drafter, mode."""
 
+import atexit
 import hashlib
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -44,12 +46,23 @@ class Opened:
         target: Ready for `spec_core.generate`.
         tokenizer: Its tokenizer.
         embedded: True for the embedded default.
+        folder: Where the checkpoint lies, if it is in a folder.
     """
 
     name: str
     target: Any
     tokenizer: Any
     embedded: bool
+    folder: Path | None = None
+
+    @property
+    def quantisation(self) -> str:
+        """Of the weights, in words; empty for none."""
+        if self.folder is None or not (self.folder / "config.json").is_file():
+            return ""
+        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        found = config.get("quantization") or {}
+        return f"{found['bits']} bits, group {found.get('group_size')}" if "bits" in found else ""
 
     def pair(self, wish: Wish) -> Pair:
         """The target with what was wished for beside it.
@@ -74,23 +87,75 @@ def open_target(
     *,
     exact: bool = False,
     kv_bits: int | None = None,
+    split: bool = False,
     trust_remote_code: bool = False,
 ) -> Opened:
     """Load a target and its tokenizer.
 
+    Started by `mlx.launch` in several processes, the model is split over them: rank 0 gets the
+    whole as one target, the others serve it and end when it ends.
+
+    Args:
+        model: See `locate_model`.
+        exact: Refuse a target whose rows depend on their number.
+        kv_bits: Hold keys and values in 4 or 8 bits.
+        split: Whether the command can run in several processes.
+        trust_remote_code: Let a checkpoint's own Python run.
+
     Raises:
         SpecError: it cannot be run, or not in exact mode; the message says why.
+        SystemExit: this process was not rank 0, and rank 0 is done.
     """
+    import mlx.core as mx
+
     from spec_targets import load_target
 
-    name, folder = locate_model(model)
-    target, tokenizer = load_target(folder, kv_bits=kv_bits, trust_remote_code=trust_remote_code)
+    group = mx.distributed.init()
+    if group.size() > 1 and not split:
+        raise SpecError(
+            f'[parallel] Only "spec generate" runs in several processes, got {group.size()}. '
+            "Start this command without mlx.launch."
+        )
+    name, folder = _locate_in_turn(model, group)
+    target: Any
+    target, tokenizer = load_target(
+        folder,
+        kv_bits=kv_bits,
+        group=group,
+        exact=exact,
+        verdicts=env.kernel_verdicts(),
+        trust_remote_code=trust_remote_code,
+    )
+    if group.size() > 1:
+        target = _whole(target, group)
     if exact and (op := target.exact_refusal) is not None:
         raise SpecError(
             f"[exact] A row's bits depend on how many rows ride along in {op}. "
             "Leave --exact out: greedy output then equals plain decoding up to near ties."
         )
-    return Opened(name, target, tokenizer, model is None)
+    return Opened(name, target, tokenizer, model is None, Path(folder))
+
+
+def _locate_in_turn(model: str | None, group: Any) -> tuple[str, Path]:
+    """Rank 0 first, so that one process downloads and converts, and the others find it done."""
+    import mlx.core as mx
+
+    found = locate_model(model) if group.rank() == 0 else None
+    if group.size() > 1:
+        mx.eval(mx.distributed.all_sum(mx.array(1.0), group=group, stream=mx.Device(mx.cpu)))
+    return found or locate_model(model)
+
+
+def _whole(target: Any, group: Any) -> Any:
+    """The split target on rank 0; the other ranks follow it and leave."""
+    from spec_targets.parallel import LeadTarget, follow
+
+    if group.rank() > 0:
+        follow(target, group)
+        raise SystemExit(0)
+    whole = LeadTarget(target, group)
+    atexit.register(whole.stop)
+    return whole
 
 
 def embedded_drafter() -> str | None:

@@ -15,7 +15,7 @@ import numpy as np
 from gguf import quants
 
 from spec_convert.errors import ConvertError
-from spec_convert.packing import Bytes, pack_bits, pair_nibbles, split_nibbles
+from spec_convert.packing import Bytes, five_bits, pair_nibbles, split_nibbles
 
 Floats = np.ndarray[Any, Any]
 _NAN_E4M3 = 0x7F
@@ -24,37 +24,59 @@ _NAN_E8M0 = 0xFF
 
 def half(column: Bytes) -> Floats:
     """Two-byte columns as float16 numbers in float32; shape (n, 2 m) to (n, m)."""
-    return np.ascontiguousarray(column).view("<f2").astype(np.float32)
+    return _stored_half(column).astype(np.float32)
+
+
+def _stored_half(column: Bytes) -> Floats:
+    """Two-byte columns as the float16 numbers they are; shape (n, 2 m) to (n, m)."""
+    return column.view("<u2").copy().view("<f2")
+
+
+def _zero_point(scale: Floats, power: int) -> Floats:
+    """-scale * 2 ** power for float16 scales, without converting them where none is extreme.
+
+    Returns:
+        float16 with the exponent raised and the sign turned; float32 when a scale is 0,
+        subnormal, or too large for that.
+    """
+    bits = scale.view(np.uint16)
+    exponents = bits & np.uint16(0x7C00)
+    largest = (31 - power) << 10
+    if exponents.size and exponents.min() and exponents.max() < largest:
+        raised = bits + np.uint16(power << 10)
+        return (raised ^ np.uint16(0x8000)).view("<f2")
+    return scale.astype(np.float32) * np.float32(-(1 << power))
 
 
 def unpack_q4_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """D * (q - 8)."""
-    scale = half(blocks[:, :2])
-    return pair_nibbles(blocks[:, 2:]), scale, scale * np.float32(-8)
+    scale = _stored_half(blocks[:, :2])
+    return pair_nibbles(blocks[:, 2:]), scale, _zero_point(scale, 3)
 
 
 def unpack_q4_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """D * q + m."""
-    return pair_nibbles(blocks[:, 4:]), half(blocks[:, :2]), half(blocks[:, 2:4])
+    return pair_nibbles(blocks[:, 4:]), _stored_half(blocks[:, :2]), _stored_half(blocks[:, 2:4])
 
 
 def unpack_q5_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """D * (q - 16); the fifth bits are a 32-bit mask."""
-    scale = half(blocks[:, :2])
-    codes = _five_bits(blocks[:, 6:], blocks[:, 2:6])
-    return pack_bits(codes, 5), scale, scale * np.float32(-16)
+    scale = _stored_half(blocks[:, :2])
+    codes = five_bits(pair_nibbles(blocks[:, 6:]), blocks[:, 2:6])
+    return codes, scale, _zero_point(scale, 4)
 
 
 def unpack_q5_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """D * q + m; the fifth bits are a 32-bit mask."""
-    codes = _five_bits(blocks[:, 8:], blocks[:, 4:8])
-    return pack_bits(codes, 5), half(blocks[:, :2]), half(blocks[:, 2:4])
+    codes = five_bits(pair_nibbles(blocks[:, 8:]), blocks[:, 4:8])
+    return codes, _stored_half(blocks[:, :2]), _stored_half(blocks[:, 2:4])
 
 
 def unpack_q8_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """D * q with q signed."""
-    scale = half(blocks[:, :2])
-    return blocks[:, 2:] ^ np.uint8(0x80), scale, scale * np.float32(-128)
+    scale = _stored_half(blocks[:, :2])
+    codes = blocks[:, 2:].view("<u2") ^ np.uint16(0x8080)
+    return codes.view(np.uint8), scale, _zero_point(scale, 7)
 
 
 def unpack_q3_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
@@ -114,10 +136,10 @@ def unpack_q4_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
 def unpack_q5_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """As `unpack_q4_k`, with bit j of mask byte i the fifth bit of value 32 j + i."""
     scales, biases = _k_scales(blocks)
-    low = split_nibbles(blocks[:, 48:].reshape(-1, 32)).reshape(-1, 8, 32)
-    high = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
-    codes = low | (high << np.uint8(4))
-    return pack_bits(codes.reshape(-1, 32), 5), scales, biases
+    nibbles = pair_nibbles(blocks[:, 48:].reshape(-1, 32)).reshape(-1, 16)
+    planes = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
+    mask = np.packbits(planes, axis=2, bitorder="little").reshape(-1, 4)
+    return five_bits(nibbles, mask), scales, biases
 
 
 def unpack_mxfp4(blocks: Bytes) -> tuple[Bytes, Floats, None]:
@@ -133,11 +155,6 @@ def unpack_nvfp4(blocks: Bytes) -> tuple[Bytes, Floats, None]:
     if (scales >= _NAN_E4M3).any():
         raise _no_number("NVFP4")
     return pair_nibbles(blocks[:, 4:].reshape(-1, 8)), scales.copy(), None
-
-
-def _five_bits(nibbles: Bytes, mask: Bytes) -> Bytes:
-    fifth = np.unpackbits(mask, axis=1, bitorder="little") * np.uint8(16)
-    return np.bitwise_or(split_nibbles(nibbles), fifth)
 
 
 def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:

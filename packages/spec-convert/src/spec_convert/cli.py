@@ -52,7 +52,7 @@ def cli() -> None:
 
 
 @cli.command("convert")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Dequantise to this type.")
 @click.option(
@@ -69,7 +69,7 @@ def cli() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @_one_line_errors
 def convert_command(
-    source: Path,
+    source: str,
     out: Path,
     dtype: str | None,
     scales: str,
@@ -80,7 +80,7 @@ def convert_command(
     show_report: bool,
     as_json: bool,
 ) -> None:
-    """Convert the GGUF file SOURCE to the new folder OUT."""
+    """Convert the GGUF file SOURCE, or gguf:OWNER/REPOSITORY/FILE, to the new folder OUT."""
     with _ProgressBar() as bar:
         report = convert(
             source,
@@ -106,10 +106,10 @@ def convert_command(
 
 
 @cli.command("inspect")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_one_line_errors
-def inspect_command(source: Path, as_json: bool) -> None:
+def inspect_command(source: str, as_json: bool) -> None:
     """Show metadata and tensors of the GGUF file SOURCE."""
     with Source(source) as opened:
         container = opened.container
@@ -132,9 +132,9 @@ def inspect_command(source: Path, as_json: bool) -> None:
 
 @cli.command("verify")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source")
 @_one_line_errors
-def verify_command(out: Path, source: Path) -> None:
+def verify_command(out: Path, source: str) -> None:
     """Compare every tensor of the folder OUT with the GGUF file SOURCE."""
     results = verify(out, source)
     exact = sum(1 for result in results if result.max_error == 0)

@@ -55,13 +55,11 @@ def base_config(
     Raises:
         ConvertError: a required key is missing or contradicts the tensors.
     """
-    hidden = facts.integer("embedding_length")
-    heads = facts.any_layer("attention.head_count")
-    if heads < 1 or hidden < 1:
-        raise ConvertError(
-            f'[config] "{facts.key("attention.head_count")}" and '
-            f'"{facts.key("embedding_length")}" must be positive, got {heads} and {hidden}.'
-        )
+    hidden = positive(facts, "embedding_length", facts.integer("embedding_length"))
+    name = "attention.head_count"
+    heads = positive(facts, name, facts.any_layer(name))
+    name = "attention.key_length"
+    head_dim = positive(facts, name, facts.integer(name, hidden // heads))
     return {
         "model_type": model_type,
         "architectures": [architecture],
@@ -70,14 +68,32 @@ def base_config(
         "intermediate_size": facts.any_layer("feed_forward_length"),
         "num_attention_heads": heads,
         "num_key_value_heads": facts.any_layer("attention.head_count_kv", heads),
-        "head_dim": facts.integer("attention.key_length", hidden // heads),
-        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
+        "head_dim": head_dim,
+        "rms_norm_eps": _epsilon(facts),
         "max_position_embeddings": facts.integer("context_length"),
         "rope_theta": facts.number("rope.freq_base", 10_000.0),
         **(vocabulary(facts, hidden) if vocab is None else vocab),
         **rope_scaling(facts),
         **token_ids(facts.metadata),
     }
+
+
+def _epsilon(facts: Facts) -> float:
+    """Nemotron-H files may state it under the name of plain layer norms."""
+    if facts.key("attention.layer_norm_rms_epsilon") in facts.metadata:
+        return facts.number("attention.layer_norm_rms_epsilon")
+    if facts.key("attention.layer_norm_epsilon") in facts.metadata:
+        return facts.number("attention.layer_norm_epsilon")
+    return facts.number("attention.layer_norm_rms_epsilon")
+
+
+def positive(facts: Facts, name: str, value: int) -> int:
+    """`value`, which must be at least 1; the refusal names the architecture's setting `name`."""
+    if value < 1:
+        raise ConvertError(
+            f'[config] "{facts.key(name)}" must be positive, got {value}. The file is damaged.'
+        )
+    return value
 
 
 def vocabulary(facts: Facts, hidden: int) -> Config:

@@ -7,6 +7,7 @@ error message and no memory. Knows nothing about models, names or quantised valu
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import IO, Any
@@ -56,6 +57,7 @@ class TensorInfo:
         shape: row-major shape, slowest axis first (the reverse of the stored `ne`).
         offset: absolute position of the first byte in the file.
         n_bytes: length of the data.
+        part: file it is in, counted from 0, where a model is split.
     """
 
     name: str
@@ -63,6 +65,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     offset: int
     n_bytes: int
+    part: int = 0
 
     @property
     def n_rows(self) -> int:
@@ -125,7 +128,8 @@ def read_container(file: IO[bytes], n_bytes: int) -> Container:
     raw = [_read_tensor(cursor, index) for index in range(n_tensors)]
     data_offset = -(-cursor.position // alignment) * alignment
     tensors = tuple(_place(entry, data_offset, alignment, n_bytes) for entry in raw)
-    _check_table(tensors)
+    check_names(tensors)
+    _check_overlap(tensors)
     return Container(version, alignment, metadata, tensors, data_offset, n_bytes)
 
 
@@ -317,7 +321,12 @@ def _place(entry: _Entry, data_offset: int, alignment: int, n_bytes: int) -> Ten
     return TensorInfo(entry.name, entry.kind, entry.shape, start, size)
 
 
-def _check_table(tensors: tuple[TensorInfo, ...]) -> None:
+def check_names(tensors: Iterable[TensorInfo]) -> None:
+    """Refuse a tensor name that occurs twice.
+
+    Raises:
+        ConvertError: with the name.
+    """
     seen: set[str] = set()
     for tensor in tensors:
         if tensor.name in seen:
@@ -325,6 +334,9 @@ def _check_table(tensors: tuple[TensorInfo, ...]) -> None:
                 f"[gguf] Tensor names must be unique, got {quote(tensor.name)} twice."
             )
         seen.add(tensor.name)
+
+
+def _check_overlap(tensors: tuple[TensorInfo, ...]) -> None:
     in_order = sorted(tensors, key=lambda tensor: tensor.offset)
     for first, second in zip(in_order, in_order[1:], strict=False):
         if first.offset + first.n_bytes > second.offset:

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import safe_open
 
 from spec_convert.config import generation_config
-from spec_convert.errors import ConvertError, quote
+from spec_convert.errors import ConvertError, quote, quote_path
 from spec_convert.facts import Facts
 from spec_convert.families import architecture_of
 from spec_convert.floats import BY_NAME, FloatType
@@ -40,6 +41,7 @@ from spec_convert.writer import SafetensorsWriter, check_target, staged_folder
 Progress = Callable[[int, int, str], None]
 SHARD_BYTES = 5_000_000_000
 _SPARE_BYTES = 64 << 20
+_ARENA_BYTES = 16 << 20
 
 
 def convert(
@@ -58,7 +60,7 @@ def convert(
     """Convert a GGUF file to a folder of safetensors that MLX can load.
 
     Args:
-        source: the GGUF file.
+        source: the GGUF file, any part of a split one, or `gguf:<repo or folder>/<file>`.
         out: folder to create.
         dtype: "f32", "f16" or "bf16" stores every tensor in that type; None carries quantised
             blocks over to MLX affine groups and keeps other tensors as they are.
@@ -78,36 +80,35 @@ def convert(
         ConvertError: the source cannot be used, or the output may not be written.
     """
     begin = time.perf_counter()
+    # glibc gives memory back when more is free than twice the largest block it ever released;
+    # without this the temporaries of every chunk are fetched from the kernel anew.
+    np.empty(_ARENA_BYTES, np.uint8)
     if scales not in ("exact", "f16"):
         raise ConvertError(f'[convert] scales must be "exact" or "f16", got {quote(scales)}.')
     options = Options(_float_type(dtype), exact_only, small_scales=scales == "f16")
     target = Path(out)
     check_target(target, force)
-    with Source(Path(source)) as opened:
+    with Source(source) as opened:
         container = opened.container
         architecture = None if raw_names else architecture_of(container.metadata)
         facts = None if architecture is None else Facts(container, opened.vector)
         documents = _documents(architecture, facts, tokenizer)
-        wide: set[str] = set()
-        while True:
+
+        def write(wide: bool) -> tuple[list[TensorReport], tuple[str, ...]]:
             plan = make_plan(container, architecture, facts, options, wide)
             _check_space(target, plan)
-            try:
-                with staged_folder(target, force) as folder:
-                    _write_documents(folder, documents, plan)
-                    shards = _shards(plan.tensors, shard_bytes)
-                    reports = _write_weights(opened, folder, shards, exact_only, progress)
-                break
-            except _NeedsWideScalesError as error:
-                wide.add(error.name)
+            with staged_folder(target, force) as folder:
+                _write_documents(folder, documents, plan)
+                shards = _shards(plan.tensors, shard_bytes)
+                return _write_weights(opened, folder, shards, exact_only, progress), plan.dropped
+
+        try:
+            reports, dropped = write(wide=False)
+        except ScaleOverflowError:
+            # Weights beyond 500 do not occur in real models, so start again once, wider.
+            reports, dropped = write(wide=True)
     name = container.metadata.text("general.architecture", "")
-    return Report(target, name, tuple(reports), plan.dropped, time.perf_counter() - begin)
-
-
-class _NeedsWideScalesError(Exception):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    return Report(target, name, tuple(reports), dropped, time.perf_counter() - begin)
 
 
 def _float_type(dtype: str | None) -> FloatType | None:
@@ -180,15 +181,12 @@ def _write_tensor(
 ) -> TensorReport:
     meter = ErrorMeter()
     entries = tensor.entries
-    try:
-        for piece in pieces(source, tensor, meter):
-            for entry, array in zip(entries, piece.arrays, strict=True):
-                writer.append(entry.name, array)
-            done += piece.n_bytes_read
-            if progress is not None:
-                progress(done, total, tensor.info.name)
-    except ScaleOverflowError as error:
-        raise _NeedsWideScalesError(tensor.info.name) from error
+    for piece in pieces(source, tensor, meter):
+        for entry, array in zip(entries, piece.arrays, strict=True):
+            writer.append(entry.name, array)
+        done += piece.n_bytes_read
+        if progress is not None:
+            progress(done, total, tensor.info.name)
     storage = tensor.storage
     return TensorReport(
         source=tensor.info.name,
@@ -233,6 +231,6 @@ def _check_space(target: Path, plan: Plan) -> None:
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise ConvertError(
-            f"[writer] {quote(str(parent))} must have {needed} bytes free, got {free}. "
+            f"[writer] {quote_path(parent)} must have {needed} bytes free, got {free}. "
             "Free some space or choose another disk."
         )

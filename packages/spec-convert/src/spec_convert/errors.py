@@ -21,6 +21,15 @@ def quote(text: str) -> str:
     Returns:
         At most about 80 printable characters between double quotes.
     """
-    shown = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return _printable(text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "...")
+
+
+def quote_path(path: object) -> str:
+    """As `quote`, but the end of a long path is kept: it names the file."""
+    text = str(path)
+    return _printable(text if len(text) <= _SHOWN else "..." + text[3 - _SHOWN :])
+
+
+def _printable(shown: str) -> str:
     escaped = shown.encode("unicode_escape", "backslashreplace").decode("ascii")
     return '"' + escaped.replace('"', '\\"') + '"'

@@ -59,7 +59,8 @@ def to_float32(rows: Array, kind: Kind) -> Array:
     if kind is Kind.F64:
         return rows.view("<f8").astype(np.float32)
     try:
-        return quants.dequantize(np.ascontiguousarray(rows), kind)
+        with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale may be NaN
+            return quants.dequantize(np.ascontiguousarray(rows), kind)
     except NotImplementedError as error:
         raise ConvertError(
             f"[repack] Storage type {kind.name} has no dequantiser in the installed `gguf` "

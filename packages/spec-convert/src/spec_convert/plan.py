@@ -6,7 +6,7 @@ Knows the tensor table and the naming rules; moves no bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -150,7 +150,7 @@ def make_plan(
     architecture: Architecture | None,
     facts: Facts | None,
     options: Options,
-    wide_scales: Collection[str] = (),
+    wide: bool = False,
 ) -> Plan:
     """Plan a conversion.
 
@@ -159,7 +159,7 @@ def make_plan(
         architecture: naming rules; None keeps GGUF names.
         facts: the same header for the rules; None without rules.
         options: what the user asked for.
-        wide_scales: GGUF names whose scales need float32.
+        wide: keep all scales in float32.
 
     Returns:
         The plan; output names are unique.
@@ -176,10 +176,12 @@ def make_plan(
         if not slots:
             dropped.append(info.name)
         for slot in slots:
-            storage = _storage(info, slot, options, info.name in wide_scales)
+            storage = _storage(info, slot, options, wide)
             tensor = Planned(info, slot, storage)
             if slot.rows is not None:
                 slot.rows.indices(info.with_rows().n_rows)
+            if slot.columns is not None:
+                slot.columns.indices(info.shape[-1])
             if options.exact_only and isinstance(storage, PackedStorage) and not storage.exact:
                 raise inexact(tensor)
             planned.append(tensor)

@@ -35,6 +35,7 @@ from spec_convert.lattice import on_lattice, rounded
 from spec_convert.packing import Bytes
 
 Floats = np.ndarray[Any, Any]
+_HALF_INFINITY = 0x7C00
 Parts = tuple[Bytes, Floats, Floats | None]
 
 
@@ -97,29 +98,40 @@ def repack(blocks: Bytes, kind: Kind, scale_dtype: np.dtype[Any], *, loose: bool
     """
     rows = blocks.shape[0]
     layout = LAYOUTS[kind]
-    codes, scales, biases = layout.unpack(blocks.reshape(-1, GGML_QUANT_SIZES[kind][1]))
+    with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale is reported below
+        codes, scales, biases = layout.unpack(blocks.reshape(-1, GGML_QUANT_SIZES[kind][1]))
     if biases is None:
         return Packed(codes.reshape(rows, -1), scales.reshape(rows, -1), None)
-    if not (np.isfinite(scales).all() and np.isfinite(biases).all()):
+    exact = layout.wide and not loose
+    return Packed(
+        codes.reshape(rows, -1),
+        _narrow(scales, scale_dtype, exact).reshape(rows, -1),
+        _narrow(biases, scale_dtype, exact).reshape(rows, -1),
+    )
+
+
+def _narrow(values: Floats, dtype: np.dtype[Any], check: bool) -> Floats:
+    """Scales in their storage type; layouts that are not wide can only fail by overflow."""
+    with np.errstate(over="ignore"):
+        narrow = values.astype(dtype, copy=False)
+    if not _finite(narrow):
+        if _finite(values):
+            raise ScaleOverflowError
         raise ConvertError(
             "[repack] Scales must be finite numbers, got infinity or NaN. "
             "The file is damaged: download it again."
         )
-    return Packed(
-        codes.reshape(rows, -1),
-        _narrow(scales, scale_dtype, loose).reshape(rows, -1),
-        _narrow(biases, scale_dtype, loose).reshape(rows, -1),
-    )
-
-
-def _narrow(values: Floats, dtype: np.dtype[Any], loose: bool) -> Floats:
-    if dtype == values.dtype:
-        return values
-    with np.errstate(over="ignore"):
-        narrow = values.astype(dtype)
-    if not (np.isfinite(narrow).all() if loose else np.array_equal(narrow, values)):
+    if check and not np.array_equal(narrow, values):
         raise ScaleOverflowError
     return narrow
+
+
+def _finite(values: Floats) -> bool:
+    if values.dtype != np.float16:
+        return bool(np.isfinite(values).all())
+    # numpy's own test converts float16 one by one.
+    magnitudes = values.view(np.uint16) & np.uint16(0x7FFF)
+    return int(magnitudes.max(initial=0)) < _HALF_INFINITY
 
 
 LAYOUTS = {

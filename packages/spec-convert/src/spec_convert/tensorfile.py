@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from spec_convert.errors import ConvertError, quote
+from spec_convert.errors import ConvertError, quote, quote_path
 
 Array = np.ndarray[Any, Any]
 _DTYPES = {
@@ -68,7 +68,7 @@ class TensorFolder:
         paths = sorted(folder.glob("model*.safetensors"))
         if not paths:
             raise ConvertError(
-                f"[verify] {quote(str(folder))} must hold model*.safetensors, got none. "
+                f"[verify] {quote_path(folder)} must hold model*.safetensors, got none. "
                 "Name the folder that spec-convert wrote."
             )
         self.tensors: dict[str, Stored] = {}
@@ -96,7 +96,7 @@ def _read_header(file: IO[bytes], path: Path) -> Iterator[tuple[str, Stored]]:
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else _MAX_HEADER + 1
     if length > min(_MAX_HEADER, size - 8):
         raise ConvertError(
-            f"[verify] {quote(str(path))} must be a safetensors file. Convert again."
+            f"[verify] {quote_path(path)} must be a safetensors file. Convert again."
         )
     header = json.loads(file.read(length))
     for name, row in header.items():
@@ -155,6 +155,11 @@ def block_float_values(words: Array, scales: Array, group: int) -> Array:
 def _codes(words: Array, shape: tuple[int, ...], group: int) -> Array:
     n_rows, n_groups = shape
     n_bits = words.shape[1] * 32 // (n_groups * group)
-    stream = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
+    data = np.ascontiguousarray(words).view(np.uint8)
+    if n_bits in (2, 4, 8):
+        places = np.arange(0, 8, n_bits, dtype=np.uint8)
+        fields = (data[:, :, None] >> places) & np.uint8((1 << n_bits) - 1)
+        return fields.reshape(n_rows, n_groups, group)
+    stream = np.unpackbits(data, axis=1, bitorder="little")
     digits = stream.reshape(n_rows, n_groups, group, n_bits)
     return (digits << np.arange(n_bits, dtype=np.uint8)).sum(axis=3, dtype=np.uint8)

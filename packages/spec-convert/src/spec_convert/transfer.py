@@ -24,7 +24,8 @@ from spec_convert.source import Source
 from spec_convert.tensorfile import affine_values
 
 Array = np.ndarray[Any, Any]
-_CHUNK_BYTES = 4 << 20
+# Small enough for the temporaries of a chunk to stay in a processor's cache.
+_CHUNK_BYTES = 256 << 10
 
 
 @dataclass

@@ -64,7 +64,7 @@ def verify(out: str | Path, source: str | Path) -> list[Comparison]:
         ConvertError: a tensor is missing, left over or of another shape, or a file is unreadable.
     """
     folder = Path(out)
-    with Source(Path(source)) as opened, TensorFolder(folder) as stored:
+    with Source(source) as opened, TensorFolder(folder) as stored:
         container = opened.container
         renamed = (folder / "config.json").exists()
         architecture = architecture_of(container.metadata) if renamed else None

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from spec_convert.errors import ConvertError, quote
+from spec_convert.errors import ConvertError, quote, quote_path
 
 _SIZES = {
     "F32": 4,
@@ -131,14 +131,14 @@ def staged_folder(out: Path, force: bool) -> Iterator[Path]:
         staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     except OSError as error:
         raise ConvertError(
-            f"[writer] {quote(str(out.parent))} must be a writable folder: {error.strerror}."
+            f"[writer] {quote_path(out.parent)} must be a writable folder: {error.strerror}."
         ) from error
     try:
         yield staging
         _publish(staging, out)
     except OSError as error:
         raise ConvertError(
-            f"[writer] {quote(str(out))} could not be written: {error.strerror or error}. "
+            f"[writer] {quote_path(out)} could not be written: {error.strerror or error}. "
             "Nothing was left behind."
         ) from error
     finally:
@@ -154,13 +154,13 @@ def check_target(out: Path, force: bool) -> None:
     if not out.exists() and not out.is_symlink():
         return
     if not out.is_dir():
-        raise ConvertError(f"[writer] {quote(str(out))} must be a folder, got a file.")
+        raise ConvertError(f"[writer] {quote_path(out)} must be a folder, got a file.")
     held = sorted(item.name for item in out.iterdir())
     if not held:
         return
     if not force:
         raise ConvertError(
-            f"[writer] {quote(str(out))} must not exist yet, got a folder with {len(held)} "
+            f"[writer] {quote_path(out)} must not exist yet, got a folder with {len(held)} "
             "entries. Use --force to replace an earlier output."
         )
     foreign = [name for name in held if not _OURS.fullmatch(name)]

@@ -276,7 +276,8 @@ class Batch:
         good = [d if isinstance(d, Draft) else NO_DRAFTS for d in drafts]
         try:
             steps = self._verify(rows, good)
-            values = host_ints(mx.concatenate([s.packed for s in steps]))  # sync: one read a round
+            packed = mx.concatenate([step.packed for step in steps])
+            values = host_ints(packed)  # sync: the one read of the round, for all rows
         except Exception:  # one row's fault, or too little memory: find out row by row
             if self._cache.is_open:
                 self._target.commit_rows(self._cache, [0] * len(rows))

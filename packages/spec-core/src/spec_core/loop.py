@@ -326,8 +326,9 @@ class Run:
             seen = seen_by_row(self.seen, draft.tokens)
             logits = penalise(logits, sampling, seen)
         if self.guide is not None:
-            # sync: a grammar walks the drafts on the host; a fixed bias does not look at them
-            drafts = [] if self.guide.fixed else host_ints(draft.tokens)
+            drafts: list[int] = []
+            if not self.guide.fixed:
+                drafts = host_ints(draft.tokens)  # sync: a grammar walks the drafts on the host
             logits = logits.astype(mx.float32) + self.guide.bias(drafts)
         if sampling.greedy:
             outcome = accept_greedy(logits, draft.tokens, output.logits.dtype)

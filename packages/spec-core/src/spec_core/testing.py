@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core.errors import StateError
+from spec_core.lending import Forkable
 from spec_core.protocols import Drafter, Target
 from spec_core.sampling import Sampling
 from spec_core.toys import ScriptedDrafter, ToyCache, ToyDrafter, ToyTarget
@@ -121,7 +122,30 @@ def check_drafter(
             anchor = _check_round(drafter, anchor, cap, sampling, vocab_size, hidden_size, n_round)
         if not sampling.greedy:
             _check_draws(drafter, anchor, sampling, n_draws)
+    if isinstance(drafter, Forkable):
+        _check_fork(drafter, vocab_size, hidden_size)
     drafter.reset()
+
+
+def _check_fork(drafter: Any, vocab_size: int, hidden_size: int) -> None:
+    """Two forks on other sequences, taking turns, draft as one drafter does on each of them."""
+    prompts = [[(seed * 5 + i * i) % vocab_size for i in range(7 + seed)] for seed in (1, 2)]
+    cap, key = drafter.max_draft, mx.random.key(3)
+
+    def drafts(one: Drafter, anchor: int) -> list[int]:
+        return _ints(one.draft(anchor, cap, sampling=Sampling(), key=key).tokens)
+
+    want: list[list[int]] = []
+    for prompt in prompts:
+        drafter.reset()
+        _feed(drafter, prompt, hidden_size)
+        want.append(drafts(drafter, prompt[0]))
+    forks = [drafter.fork() for _ in prompts]
+    for fork, prompt in zip(forks, prompts, strict=True):
+        _feed(fork, prompt, hidden_size)
+    got = [drafts(fork, prompt[0]) for fork, prompt in zip(forks, prompts, strict=True)]
+    assert got == want, "a fork drafts otherwise than the drafter it came from"
+    assert drafts(drafter, prompts[-1][0]) == want[-1], "a fork changed the drafter it came from"
 
 
 def _check_round(

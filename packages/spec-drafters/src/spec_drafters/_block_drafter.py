@@ -1,5 +1,6 @@
 """What DSpark, DFlash and DFlash 2 share as drafters: loading, context, the block's forward."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ class BlockDrafter:
         bits: 4 or 8 quantises linears and embeddings at load; 16 keeps the compute type.
         window: Context rows that a bidirectional head sees, the newest; 0 for all.
         truncate: Draw from the request's top-k, top-p and min-p too, not from temperature alone.
+        embed_scale: The factor that the target itself applies to embedding rows (gemma: the root of
+            its width); for heads that borrow the table and were trained on scaled rows.
         dtype: Compute type; the target's without.
 
     Raises:
@@ -42,9 +45,11 @@ class BlockDrafter:
         bits: int = 4,
         window: int = 4096,
         truncate: bool = True,
+        embed_scale: float = 1.0,
         dtype: mx.Dtype | None = None,
     ) -> None:
         head = read_head(checkpoint, target)
+        head = replace(head, embed_scale=head.embed_scale * embed_scale)
         if head.family != self.family:
             raise LoadError(
                 f'[{self.family}] The checkpoint must hold a "{self.family}" head, got '
@@ -82,6 +87,12 @@ class BlockDrafter:
     def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
         """Append the taps of committed rows to the context; enqueues, waits for nothing."""
         self._body.observe(output.taps)
+
+    def fork(self) -> Self:
+        """Another drafter on the same weights, with an empty context."""
+        other = copy.copy(self)
+        other._body = self._body.fork()
+        return other
 
     def reset(self) -> None:
         """Forget the context."""

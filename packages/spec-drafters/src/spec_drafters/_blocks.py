@@ -8,8 +8,10 @@ References:
     DFlash: arXiv:2602.06036, section 3.
 """
 
+import copy
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import mlx.core as mx
 
@@ -105,6 +107,13 @@ class BlockBody:
                 masks[view] = _mask(view, cache, n_rows)
             h = self._layer(layer, h, position, cache, masks[view])
         return mx.fast.rms_norm(h, self._final_norm, body.eps)
+
+    def fork(self) -> Self:
+        """The same weights with an empty context."""
+        other = copy.copy(self)
+        other._caches = [cache.fork() for cache in self._caches]
+        other._unflushed = False
+        return other
 
     def reset(self) -> None:
         """Forget the context."""
@@ -206,10 +215,10 @@ def _log_snr_rows(weights: Weights, head: HeadConfig) -> mx.array | None:
     second_bias = weights.array("log_snr_embed.fc2.bias", (width,), dtype=mx.float32)
     # The anchor is free of noise (log-SNR at its maximum), the masks are all noise.
     snr = [high] + [low] * (head.block_size - 1)
-    times = mx.array([1000 * (x - low) / (high - low) for x in snr])[:, None]
-    frequencies = mx.array([math.exp(-math.log(10000) * i / 64) for i in range(64)])
-    angles = times * frequencies
-    features = mx.concatenate([mx.sin(angles), mx.cos(angles)], axis=1)  # (B, 128)
+    times = [1000 * (x - low) / (high - low) for x in snr]
+    angles = [[t * 10000 ** (-i / 64) for i in range(64)] for t in times]
+    rows_of = [[*map(math.sin, row), *map(math.cos, row)] for row in angles]
+    features = mx.array(rows_of)  # (B, 128)
     inner = features @ first.T + first_bias
     rows = (inner * mx.sigmoid(inner)) @ second.T + second_bias
     return rows.astype(weights.dtype)

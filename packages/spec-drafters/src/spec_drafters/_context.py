@@ -101,6 +101,10 @@ class ContextCache:
         newest = self.n_rows - 1
         return newest - (newest - slots) % self._window
 
+    def fork(self) -> "ContextCache":
+        """An empty cache with the same limits."""
+        return ContextCache(self._window, self._n_block)
+
     def reset(self) -> None:
         """Forget all rows; keeps the buffer."""
         self.n_rows = 0

@@ -9,10 +9,11 @@ References:
     Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 
@@ -119,6 +120,12 @@ class DraftModelDrafter:
     def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
         """Remember committed ids; the next draft forwards them."""
         self._waiting.extend(tokens)
+
+    def fork(self) -> Self:
+        """Another drafter on the same model, with an empty context."""
+        other = copy.copy(self)
+        other.reset()
+        return other
 
     def reset(self) -> None:
         """Forget the sequence."""

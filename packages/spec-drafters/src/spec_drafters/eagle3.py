@@ -8,6 +8,7 @@ References:
     EAGLE-3: Li et al. 2025, arXiv:2503.01840.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -137,6 +138,13 @@ class Eagle3Drafter:
         mx.async_eval(keys, values, self._waiting)
         self._context.append(keys, values)
         self._unflushed = True
+
+    def fork(self) -> "Eagle3Drafter":
+        """Another drafter on the same weights, with an empty context."""
+        other = copy.copy(self)
+        other._context = self._context.fork()
+        other._waiting, other._unflushed = None, False
+        return other
 
     def reset(self) -> None:
         """Forget the context."""

@@ -6,11 +6,13 @@ less than the other drafter's, lookup is parked and probed again later. Knows no
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from spec_core import Draft, Drafter, Sampling, TargetOutput
+from spec_core import Draft, Drafter, Sampling, Target, TargetOutput, registry
+from spec_core.lending import Lender
 from spec_drafters.lookup import LookupDrafter
 
 
@@ -36,10 +38,17 @@ class HybridDrafter:
     def __init__(self, other: Drafter, lookup: LookupDrafter | None = None) -> None:
         self.other = other
         self._lookup = lookup or LookupDrafter(min_match=4)
+        self._lender = Lender(other)
         self.taps = other.taps
         self.max_draft = max(other.max_draft, self._lookup.max_draft)
         self._rivalry = _Rivalry()
         self._last: str | None = None  # who made the draft in flight
+
+    @classmethod
+    def load(cls, path: Path | str, target: Target, **options: Any) -> "HybridDrafter":
+        """Load the other drafter from its folder, with the installed loader, and go in front."""
+        load_drafter = registry.load(registry.LOADERS, "drafter")
+        return load_drafter(path, target, lookup_drafts=True, **options)
 
     def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
         """Lookup's draft if it has one and is worth it, else the other drafter's."""
@@ -58,6 +67,12 @@ class HybridDrafter:
             self._last = None
         self._lookup.observe(tokens, output)
         self.other.observe(tokens, output)
+
+    def fork(self) -> "HybridDrafter":
+        """Another one with empty contexts; the other drafter is forked, or used by turns."""
+        other = HybridDrafter(self._lender.lend(), self._lookup.fork())
+        other._lender = self._lender
+        return other
 
     def reset(self) -> None:
         """Forget the sequence."""

@@ -130,6 +130,16 @@ class CudaKernel:
         self._kernel = self._make(source=source, header=header)
         self._settled = False
 
+    @property
+    def settled(self) -> bool:
+        """Whether `kernel` is final, so that a caller may keep it."""
+        return self._settled
+
+    @property
+    def kernel(self) -> Kernel:
+        """MLX's own callable, as of now."""
+        return self._kernel
+
     def __call__(self, **arguments: Any) -> list[mx.array]:
         """Launch, with the arguments of MLX's own kernels but no template."""
         outputs = self._kernel(**arguments)

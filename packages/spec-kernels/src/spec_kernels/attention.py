@@ -110,11 +110,12 @@ class RowAttention:
     def __init__(self, scale: float, where: str, factory: Factory | None = None) -> None:
         self._scale = mx.array([scale], dtype=mx.float32)
         self._factory = factory
+        self._bound: dict[tuple, _Bound] = {}
         self._attend = self._cuda if where == "cuda" else self._metal
 
     def __call__(self, q: mx.array, k: mx.array, v: mx.array, causal: bool) -> mx.array:
         """Attend. Arguments and result as `row_attention_ops`; they must be supported."""
-        return self._attend(q, k, v, causal)
+        return self._attend(q, k, v, causal or q.shape[2] == 1)  # one query sees every key anyway
 
     def _metal(self, q: mx.array, k: mx.array, v: mx.array, causal: bool) -> mx.array:
         batch, heads, n_queries, depth = q.shape
@@ -145,29 +146,51 @@ class RowAttention:
         return merged.transpose(0, 2, 1, 3)
 
     def _cuda(self, q: mx.array, k: mx.array, v: mx.array, causal: bool) -> mx.array:
-        batch, heads, n_queries, depth = q.shape
-        kv_heads, n_keys = k.shape[1], k.shape[2]
-        n_rows = heads // kv_heads * n_queries
-        tiles, groups = _row_tiles(n_rows, 16)
-        chunks, heads_in_all, threads = n_chunks(n_keys), batch * kv_heads, 128 * tiles
-        template = _template(q.dtype, depth, "RT", tiles, causal)
-        shared = 2 * (2 * 128 * (depth + 8) + 16 * tiles * (128 + 8))
-        partials = cuda_kernel(_PASS, tuple(template), threads, 1, shared)(
-            inputs=[q, k, v, self._scale],
-            grid=(chunks * threads, kv_heads * groups, batch),
+        key = (q.shape, k.shape[1], q.dtype, causal)
+        bound = self._bound.get(key)
+        if bound is None:
+            bound = self._bound[key] = _Bound(*key)
+        return bound(q, k, v, self._scale)
+
+
+class _Bound:
+    """The CUDA launches for one shape of queries: all but the number of keys is worked out once."""
+
+    def __init__(
+        self, shape: tuple[int, ...], kv_heads: int, dtype: mx.Dtype, causal: bool
+    ) -> None:
+        batch, heads, n_queries, self._depth = shape
+        self._rows, self._heads = heads // kv_heads * n_queries, batch * kv_heads
+        tiles, groups = _row_tiles(self._rows, 16)
+        tiles = 4 if tiles == 3 else tiles  # one compilation less, for some idle lanes
+        threads = 128 * tiles
+        constants = tuple(_template(dtype, self._depth, "RT", tiles, causal))
+        shared = 2 * (2 * 128 * (self._depth + 8) + 16 * tiles * (128 + 8))
+        self._attend = functools.partial(
+            cuda_kernel(_PASS, constants, threads, 1, shared),
             threadgroup=(threads, 1, 1),
-            output_shapes=_partial_shapes(heads_in_all, chunks, n_rows, depth),
             output_dtypes=[mx.float32] * 3,
         )
-        merge = (("T", q.dtype), ("D", depth), ("WAYS", _WAYS))
-        merged = cuda_kernel(_MERGE, merge, depth * _WAYS)(
-            inputs=[*partials, _ints(n_queries, kv_heads)],
-            grid=(n_rows * depth, heads_in_all * _WAYS, 1),
-            threadgroup=(depth, _WAYS, 1),
-            output_shapes=[(batch, n_queries, heads, depth)],
-            output_dtypes=[q.dtype],
-        )[0]
-        return merged.transpose(0, 2, 1, 3)
+        self._grid = (threads, kv_heads * groups, batch)
+        merge = (("T", dtype), ("D", self._depth), ("WAYS", _WAYS))
+        self._merge = functools.partial(
+            cuda_kernel(_MERGE, merge, self._depth * _WAYS),
+            grid=(self._rows * self._depth, self._heads * _WAYS, 1),
+            threadgroup=(self._depth, _WAYS, 1),
+            output_shapes=[(batch, n_queries, heads, self._depth)],
+            output_dtypes=[dtype],
+        )
+        self._dims = _ints(n_queries, kv_heads)
+
+    def __call__(self, q: mx.array, k: mx.array, v: mx.array, scale: mx.array) -> mx.array:
+        chunks = n_chunks(k.shape[2])
+        threads, groups, batch = self._grid
+        partials = self._attend(
+            inputs=[q, k, v, scale],
+            grid=(chunks * threads, groups, batch),
+            output_shapes=_partial_shapes(self._heads, chunks, self._rows, self._depth),
+        )
+        return self._merge(inputs=[*partials, self._dims])[0].transpose(0, 2, 1, 3)
 
 
 def _template(

@@ -124,9 +124,14 @@ class Installed:
     def observe(self, seconds: float) -> None:
         """Tell the watchdog how long one verify took; a stall turns the kernels off.
 
+        The first verify of a width is left out: it may have compiled something.
+
         Args:
             seconds: wall time of one verify until its result was on the host.
         """
+        if self._switch.fresh:
+            self._switch.fresh = False
+            return
         stalled = self._watchdog.observe(seconds)
         if stalled and self._switch.on:
             self.disable(stalled)
@@ -226,11 +231,11 @@ class _Installer:
         self._layers[key] += 1
 
     def matmuls(self, model: nn.Module) -> None:
-        for _, layer in model.named_modules():
-            weight = weight_of(layer)
-            if weight is None or type(layer).__call__ is None:
-                continue
-            if isinstance(layer, EMBEDDING) and not hasattr(layer, "as_linear"):
+        weights = [(layer, weight_of(layer)) for _, layer in model.named_modules()]
+        heads = {(w.n, w.k) for layer, w in weights if w and not isinstance(layer, EMBEDDING)}
+        for layer, weight in weights:
+            # An embedding is a head too, unless the model has a head of that shape.
+            if weight is None or (isinstance(layer, EMBEDDING) and (weight.n, weight.k) in heads):
                 continue
             self._matmul(layer, weight)
 

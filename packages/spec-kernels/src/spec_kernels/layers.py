@@ -34,12 +34,15 @@ class Switch:
         on: consulted by every wrapped layer at every call.
         reason: why it is off.
         exact: a layer that cannot serve its kernel raises instead of falling back.
+        fresh: a shape was met for the first time since the watchdog last looked, so that something
+            may have been compiled.
         calls: how often each implementation served, by operation and choice.
     """
 
     on: bool = True
     reason: str = ""
     exact: bool = False
+    fresh: bool = False
     calls: dict[str, int] = field(default_factory=dict)
 
     def count(self, what: str) -> None:
@@ -106,6 +109,7 @@ class LinearKernel:
         self._serves = [row in rows for row in range(MAX_ROWS + 1)]
         self._counted = f"matmul {where}"
         self._shared: tuple[Shared, int] | None = None
+        self._how: dict[tuple[int, ...], str] = {}
 
     def share(self, shared: Shared, index: int) -> None:
         """Compute as number `index` of siblings from now on, where the kernel serves."""
@@ -115,35 +119,43 @@ class LinearKernel:
         """Product without the layer's bias, or None if stock MLX shall do it."""
         switch, matmul = self._switch, self._matmul
         if not switch.on:
-            if switch.exact and x.shape[-2] <= MAX_ROWS:
-                raise ExactError(f"[exact] The kernels must stay on, got off: {switch.reason}.")
+            self._require_inexact(x, f"off: {switch.reason}")
             return None
-        rows = x.size // x.shape[-1]
-        if rows <= MAX_ROWS:
-            if self._serves[rows] and x.dtype == matmul.dtype:
-                switch.count(self._counted)
-                if self._shared is None:
-                    return matmul(x)
-                shared, index = self._shared
-                return shared.part(x, index)
-        elif switch.exact and x.shape[-2] <= MAX_ROWS:
-            return self._in_slices(x, matmul)
-        elif self._wide_from is not None and rows >= self._wide_from:
+        how = self._how.get(x.shape)
+        if how is None:
+            how = self._how[x.shape] = self._choose(x)
+            switch.fresh = True
+        if how == "stock" or x.dtype != matmul.dtype:
+            self._require_inexact(x, f"{x.dtype}, and the kernel serves {matmul.dtype}")
+            switch.count("matmul stock")
+            return None
+        if how == "wide":
             switch.count("matmul wide")
             return wide_prefill_ops(x, matmul.weight)
-        if switch.exact and x.shape[-2] <= MAX_ROWS:
-            raise ExactError(
-                f"[exact] matmul must take {x.dtype}, got a layer that serves "
-                f"{matmul.dtype}. Load the model in that dtype."
-            )
-        switch.count("matmul stock")
-        return None
+        switch.count(self._counted)
+        if how == "slices":
+            return self._in_slices(x, matmul)
+        if self._shared is None:
+            return matmul(x)
+        shared, index = self._shared
+        return shared.part(x, index)
+
+    def _choose(self, x: mx.array) -> str:
+        rows = x.size // x.shape[-1]
+        if rows <= MAX_ROWS:
+            return "kernel" if self._serves[rows] else "stock"
+        if self._switch.exact and x.shape[-2] <= MAX_ROWS:
+            return "slices"
+        return "wide" if self._wide_from is not None and rows >= self._wide_from else "stock"
+
+    def _require_inexact(self, x: mx.array, found: str) -> None:
+        if self._switch.exact and x.shape[-2] <= MAX_ROWS:
+            raise ExactError(f"[exact] matmul must use its kernel, got {found}.")
 
     def _in_slices(self, x: mx.array, matmul: RowMatmul) -> mx.array:
         """A batch of short blocks in exact mode: sixteen rows at a time."""
         flat = x.reshape(-1, x.shape[-1])
         parts = [matmul(flat[i : i + MAX_ROWS]) for i in range(0, flat.shape[0], MAX_ROWS)]
-        self._switch.count(self._counted)
         return mx.concatenate(parts).reshape(*x.shape[:-1], matmul.n)
 
 
@@ -203,6 +215,7 @@ class AttentionKernel:
         self._original, self._min_keys = original, min_keys
         self._switch, self._where = switch, where
         self._kernels: dict[float, RowAttention] = {}
+        self._seen: set[tuple[int, ...]] = set()
 
     def __call__(
         self,
@@ -217,6 +230,9 @@ class AttentionKernel:
     ) -> mx.array:
         """Attend with the kernel where it serves, else with the model's own function."""
         reason = self._why_not(queries, keys, mask, sinks)
+        if queries.shape not in self._seen:
+            self._seen.add(queries.shape)
+            self._switch.fresh = True
         if reason is None:
             kernel = self._kernels.get(scale)
             if kernel is None:

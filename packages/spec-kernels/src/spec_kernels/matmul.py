@@ -14,6 +14,7 @@ from typing import Literal
 import mlx.core as mx
 
 from spec_kernels._build import (
+    CudaKernel,
     Factory,
     Kernel,
     KernelError,
@@ -221,6 +222,7 @@ class RowMatmul:
         self._dtypes = [self.dtype] * len(self.weights)
         bind = self._cuda if where == "cuda" else functools.partial(self._metal, factory)
         self._kernels = (bind(8), bind(16))
+        self._calls: dict[tuple[int, ...], Kernel] = {}
 
     @property
     def weight(self) -> Weight:
@@ -250,6 +252,15 @@ class RowMatmul:
         Raises:
             KernelError: too many rows, or another dtype or width.
         """
+        call = self._calls.get(x.shape)
+        if call is None or x.dtype != self.dtype:
+            call = self._prepare(x)
+        if poison:
+            return call(inputs=[x, *self._arrays], init_value=float("nan"))
+        return call(inputs=[x, *self._arrays])
+
+    def _prepare(self, x: mx.array) -> Kernel:
+        """The call for inputs shaped like `x`, kept once the kernel itself is final."""
         shape = x.shape
         rows = x.size // self.k
         if shape[-1] != self.k or x.dtype != self.dtype or not 1 <= rows <= MAX_ROWS:
@@ -257,15 +268,18 @@ class RowMatmul:
                 f"[verify_matmul] x must be 1 to {MAX_ROWS} rows of {self.k} values of "
                 f"{self.dtype}, got shape {shape} of {x.dtype}. Use stock MLX."
             )
-        leading = shape[:-1]
-        return self._kernels[0 if rows <= 8 else 1](
-            inputs=[x, *self._arrays],
+        kernel = self._kernels[0 if rows <= 8 else 1]
+        final = not isinstance(kernel, CudaKernel) or kernel.settled
+        call = functools.partial(
+            kernel.kernel if isinstance(kernel, CudaKernel) and final else kernel,
             grid=self._grid,
             threadgroup=self._threadgroup,
-            output_shapes=[(*leading, n) for n in self._outputs],
+            output_shapes=[(*shape[:-1], n) for n in self._outputs],
             output_dtypes=self._dtypes,
-            **({"init_value": float("nan")} if poison else {}),
         )
+        if final:
+            self._calls[shape] = call
+        return call
 
     def __call__(self, x: mx.array, *, poison: bool = False) -> mx.array:
         """The product with the first weight; arguments and errors of `launch`."""

@@ -13,6 +13,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from spec_core import LoadError, StateError, TargetOutput
+from spec_kernels import Installed
 from spec_targets import batching
 from spec_targets.batching import BatchCache
 from spec_targets.exactness import find_inexact_op, find_inexact_width
@@ -78,6 +79,7 @@ class MlxTarget:
         self.model_type = model_type
         self.context_length = context_length
         self.kv_bits: int | None = None
+        self.kernels: Installed | None = None  # set by load_target
         self._kv_group_size = 0
         self._family = family
         self._n_heads = n_heads

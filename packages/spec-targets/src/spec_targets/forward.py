@@ -42,7 +42,11 @@ class Forward:
 
     def __init__(self, model: Any, family: Family) -> None:
         self._model = model
-        self.taps = Taps(family.layers(model), family.n_loops(model))
+        self.taps = Taps(
+            family.layers(model),
+            family.n_loops(model),
+            lambda hidden: family.between_loops(model, hidden),
+        )
         self._last_only = False
         self._hidden: mx.array | None = None
         self._swaps = Swaps()

@@ -10,6 +10,8 @@ import mlx.core as mx
 from mlx_lm.utils import MODEL_REMAPPING, load_model, load_tokenizer
 
 from spec_core import LoadError, SpecError, registry
+from spec_kernels.installation import Mode
+from spec_targets.acceleration import install_kernels
 from spec_targets.base import MlxTarget
 from spec_targets.families import FAMILIES, Family
 from spec_targets.hub import locate
@@ -31,6 +33,9 @@ def load_target(
     dtype: mx.Dtype | None = None,
     kv_bits: int | None = None,
     group: mx.distributed.Group | None = None,
+    kernels: Mode = "off",
+    exact: bool = False,
+    verdicts: Path | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[MlxTarget, HfTokenizer]:
     """Load an mlx-lm checkpoint.
@@ -41,6 +46,10 @@ def load_target(
             computes in float32 (its 16-bit quantised matmul accumulates in 16 bits).
         kv_bits: Hold keys and values in 4 or 8 bits from the first token; see `quantised`.
         group: Split every layer over these processes, all of which make this call; see `parallel`.
+        kernels: The few-row kernels: "auto" races them on this device, which takes minutes the
+            first time, "on" also where the rules leave them out, "off" installs none.
+        exact: Install them so that a row's bits do not depend on its neighbours, or refuse.
+        verdicts: File that keeps which kernels win on this device.
         trust_remote_code: Allow the checkpoint's own Python to run.
 
     Raises:
@@ -82,6 +91,13 @@ def load_target(
         raise LoadError(
             f'[load] mlx-lm must be able to load "{folder}", and says: {_one_line(error)}'
         ) from error
+    target.kernels = install_kernels(
+        network,
+        text_config,
+        mode="auto" if exact and kernels == "off" else kernels,
+        exact=exact,
+        verdicts=verdicts,
+    )
     return target, _load_tokenizer(folder, config, trust_remote_code)
 
 

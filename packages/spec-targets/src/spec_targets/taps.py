@@ -1,10 +1,11 @@
 """Hidden states of chosen layers, recorded while a model runs its own forward.
 
 Layers are counted as the residual stream passes them: a looped model runs each layer object once
-per loop, and ids go on counting. Knows nothing about what the states are for.
+per loop, and ids go on counting. The tap of a loop's last layer is what enters the next loop, which
+is what drafters of looped models were trained on. Knows nothing about what the states are for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,10 +21,17 @@ class Taps:
     Args:
         layers: The model's decoder layer objects.
         n_loops: How often one forward runs all of them.
+        between_loops: From a loop's last output to what enters the next loop.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], n_loops: int = 1) -> None:
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        n_loops: int = 1,
+        between_loops: Callable[[mx.array], mx.array] = lambda hidden: hidden,
+    ) -> None:
         self._layers = list(layers)
+        self._between_loops = between_loops
         self.n_layers = n_loops * len(self._layers)
         self._swaps = Swaps()
         self._swapped: set[int] = set()
@@ -59,6 +67,12 @@ class Taps:
         self._swaps.undo()
         self._swapped.clear()
 
+    def _tapped(self, layer_id: int, result: Any) -> mx.array:
+        """The residual stream after a layer, out of what the layer returned."""
+        hidden = result[0] if isinstance(result, tuple) else result
+        ends_loop = (layer_id + 1) % len(self._layers) == 0
+        return self._between_loops(hidden) if ends_loop and layer_id + 1 < self.n_layers else hidden
+
     def _swap(self, idx: int) -> None:
         """Let the layer object `idx` report its outputs; only once."""
         if idx in self._swapped:
@@ -72,7 +86,7 @@ class Taps:
                 self._n_calls[idx] = loop + 1
                 layer_id = loop * len(self._layers) + idx
                 if layer_id in self._wanted:
-                    self._seen[layer_id] = result[0] if isinstance(result, tuple) else result
+                    self._seen[layer_id] = self._tapped(layer_id, result)
             return result
 
         self._swaps.swap(self._layers[idx], {"__call__": call})

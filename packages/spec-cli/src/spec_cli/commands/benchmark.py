@@ -5,10 +5,9 @@ from typing import Any
 
 import click
 
-from spec_cli import machine, opening, render
+from spec_cli import caps, machine, opening, render
 from spec_cli.commands.options import (
     MODES,
-    cap_of,
     drafter_options,
     model_options,
     names_of,
@@ -27,6 +26,8 @@ from spec_cli.prompts import BUNDLED, read_prompts
     "--mode", "modes", type=click.Choice(MODES[1:-1]), multiple=True,
     help="Mode to race against baseline; repeatable.  [default: what --mode auto picks]",
 )  # fmt: skip
+@click.option("--drafter", "drafters", multiple=True,
+              help="Folder or hub id of a drafter to race; repeatable.")  # fmt: skip
 @drafter_options
 @sampling_options
 @click.option("--prompts", type=click.Path(path_type=Path), default=BUNDLED,
@@ -38,16 +39,16 @@ from spec_cli.prompts import BUNDLED, read_prompts
 @click.option("--trials", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--raw", is_flag=True, help="Prompts as they stand, without a chat template.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
-def benchmark(modes: tuple[str, ...], **options: Any) -> None:
+def benchmark(modes: tuple[str, ...], drafters: tuple[str, ...], **options: Any) -> None:
     """Race modes against plain decoding on prompt sets."""
     from spec_cli.measure import race
     from spec_core import Sampling
 
-    refuse_unused(options, *(modes or ("auto",)))
+    refuse_unused(options, *(modes or ("auto",)), *("auto" for _ in drafters))
     sampling = sampling_of(options)
     prompts = _chosen(options)
     opened = open_target(options)
-    lanes = _lanes(opened, modes or ("auto",), options)
+    lanes = _lanes(opened, modes, drafters, options)
     encoded = {
         task: [p.encode(opened.tokenizer, raw=options["raw"]) for p in many]
         for task, many in prompts.items()
@@ -68,7 +69,7 @@ def benchmark(modes: tuple[str, ...], **options: Any) -> None:
             {
                 "machine": machine.describe(),
                 "model": opened.name,
-                "drafter": options["drafter"],
+                "drafter": ", ".join(drafters) or None,
                 "settings": settings,
                 "rows": rows,
             }
@@ -102,13 +103,24 @@ def _chosen(options: dict[str, Any]) -> dict[str, list[Any]]:
     return {task: by_task[task] for task in options["sets"] or by_task}
 
 
-def _lanes(opened: opening.Opened, modes: tuple[str, ...], options: dict[str, Any]) -> list[Any]:
+def _lanes(
+    opened: opening.Opened,
+    modes: tuple[str, ...],
+    drafters: tuple[str, ...],
+    options: dict[str, Any],
+) -> list[Any]:
+    """Baseline first, then a lane for each mode and each drafter."""
     from spec_cli.measure import Lane
-    from spec_core import FixedCap, Pair
+    from spec_core import Pair
 
+    asked: list[tuple[str, str | None]] = [(mode, None) for mode in dict.fromkeys(modes)]
+    asked += [("auto", drafter) for drafter in dict.fromkeys(drafters)]
     lanes = [Lane("baseline", Pair(opened.target, None, opened.tokenizer), lambda: None)]
-    for mode in dict.fromkeys(modes):
-        pair = opened.pair(wish_of(options, mode))
-        cap = FixedCap(cap_of(pair.drafter, options["max_draft"]))
-        lanes.append(Lane(names_of(pair.drafter)[0], pair, lambda cap=cap: cap))
+    for mode, drafter in asked or [("auto", None)]:
+        pair = opened.pair(wish_of(options, mode, drafter))
+        cap = caps.caps_for(opened, pair, options | {"drafter": drafter}).make()
+        name = names_of(pair.drafter)[0]
+        if any(lane.mode == name for lane in lanes):
+            name = f"{name} {Path(drafter).name}" if drafter else f"{name} ({mode})"
+        lanes.append(Lane(name, pair, lambda cap=cap: cap))
     return lanes

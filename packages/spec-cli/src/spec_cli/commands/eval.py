@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from spec_cli import render
+from spec_cli import caps, render
 from spec_cli.commands.options import (
     MODES,
-    cap_of,
+    drafter_option,
     drafter_options,
     model_options,
     names_of,
@@ -25,6 +25,7 @@ from spec_cli.prompts import BUNDLED, read_prompts
 @click.argument("prompts", type=click.Path(path_type=Path), default=BUNDLED)
 @model_options
 @click.option("--mode", type=click.Choice(MODES), default="auto", show_default=True)
+@drafter_option
 @drafter_options
 @sampling_options
 @click.option("--max-tokens", type=click.IntRange(2), default=192, show_default=True)
@@ -33,13 +34,15 @@ from spec_cli.prompts import BUNDLED, read_prompts
 def evaluate(prompts: Path, **options: Any) -> None:
     """Acceptance by task on PROMPTS, a JSONL file ({"id", "task", "prompt" or "messages"})."""
     from spec_cli.measure import Tally, run_once
-    from spec_core import FixedCap
 
     refuse_unused(options, options["mode"])
     sampling, many = sampling_of(options), read_prompts(prompts)
     opened = open_target(options)
-    pair = opened.pair(wish_of(options, options["mode"]))
-    cap = FixedCap(cap_of(pair.drafter, options["max_draft"]))
+    pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
+    wish = options["max_draft"]  # acceptance is a property of the drafter: of its whole block
+    options["max_draft"] = caps.WHOLE_BLOCK if wish is None else wish
+    chosen = caps.caps_for(opened, pair, options)
+    cap = chosen.make()
     tallies = {prompt.task: Tally() for prompt in many}
     with render.progress("prompts", unit="prompts") as step:
         for n, prompt in enumerate(many, 1):
@@ -55,7 +58,7 @@ def evaluate(prompts: Path, **options: Any) -> None:
             {
                 "model": opened.name,
                 "mode": mode,
-                "max_draft": cap.n,
+                "max_draft": chosen.shown,
                 "tasks": figures,
                 "mean_acceptance_length": mean,
             }

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from spec_cli import machine, render
+from spec_cli import caps, machine, render
 from spec_cli.commands.options import (
     MODES,
-    cap_of,
+    drafter_option,
     drafter_options,
     model_options,
     names_of,
@@ -53,6 +53,7 @@ def _is_text(value: str | None) -> bool:
 @click.option("--prompt", "prompt_option", help="The same as PROMPT.")
 @model_options
 @click.option("--mode", type=click.Choice(MODES), default="auto", show_default=True)
+@drafter_option
 @drafter_options
 @sampling_options
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True)
@@ -76,10 +77,10 @@ def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> N
         raise click.UsageError("--stop must have at least one character, got none.")
     refuse_unused(options, options["mode"])
     sampling = sampling_of(options)
-    opened = open_target(options)
-    pair = opened.pair(wish_of(options, options["mode"]))
+    opened = open_target(options, split=True)
+    pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
     ids = _encode(opened.tokenizer, text, options)
-    _answer(opened.name, pair, ids, sampling, options)
+    _answer(opened.name, pair, ids, sampling, caps.caps_for(opened, pair, options), options)
 
 
 def _encode(tokenizer: Any, text: str, options: dict[str, Any]) -> list[int]:
@@ -94,13 +95,20 @@ def _encode(tokenizer: Any, text: str, options: dict[str, Any]) -> list[int]:
     return tokenizer.encode_chat(messages, **extra)
 
 
-def _answer(model: str, pair: Any, ids: list[int], sampling: Any, options: dict[str, Any]) -> None:
+def _answer(
+    model: str,
+    pair: Any,
+    ids: list[int],
+    sampling: Any,
+    chosen: caps.Caps,
+    options: dict[str, Any],
+) -> None:
     import mlx.core as mx
 
-    from spec_core import FixedCap, StatsMeter
+    from spec_core import StatsMeter
     from spec_core import generate as rounds
 
-    as_json, cap = options["as_json"], cap_of(pair.drafter, options["max_draft"])
+    as_json, cap = options["as_json"], chosen.make()
     mode, drafter = names_of(pair.drafter)
     mx.reset_peak_memory()
     meter, tokens, pieces = StatsMeter(), [], []
@@ -109,7 +117,7 @@ def _answer(model: str, pair: Any, ids: list[int], sampling: Any, options: dict[
         ids,
         max_tokens=options["max_tokens"],
         sampling=sampling,
-        cap=FixedCap(cap),
+        cap=cap,
         stop_strings=options["stop"],
     ):
         meter.add(round_)
@@ -121,7 +129,8 @@ def _answer(model: str, pair: Any, ids: list[int], sampling: Any, options: dict[
     if not as_json:
         render.end_stream()
         if options["stats"]:
-            render.note(render.stats_line(stats, mode, drafter))
+            line = render.stats_line(stats, mode, drafter)
+            render.note(" · ".join([line, *caps.remarks(cap)]))
         return
     render.one_json(
         {
@@ -131,7 +140,7 @@ def _answer(model: str, pair: Any, ids: list[int], sampling: Any, options: dict[
             "finish_reason": stats.finish_reason,
             "mode": mode,
             "drafter": drafter,
-            "max_draft": cap,
+            "max_draft": chosen.shown,
             "acceptance_length": stats.acceptance_length,
             "acceptance_rate": stats.acceptance_rate,
             "rounds": stats.n_rounds,

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from spec_cli import opening, render
+from spec_cli import opening
 
 _MOST_DIGITS = 4000  # Python reads no longer number
 MODES = ("auto", "dspark", "dflash", "eagle3", "draft-model", "lookup", "baseline")
@@ -14,18 +14,18 @@ _WITHOUT_WEIGHTS = ("lookup", "baseline")
 
 
 class MaxDraft(click.ParamType):
-    """A number of drafts, or "full" for the drafter's whole block."""
+    """A number of drafts, "full" for the drafter's whole block, or "auto" to adapt."""
 
-    name = "N|full"
+    name = "N|full|auto"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
         """Check one value."""
-        if value == "full" or isinstance(value, int):
+        if value in ("full", "auto") or isinstance(value, int):
             return value
         if not str(value).isdecimal() or len(value) > _MOST_DIGITS:
-            self.fail(f'"{value}" must be a number >= 0 or "full".', param, ctx)
+            self.fail(f'"{value}" must be a number >= 0, "full" or "auto".', param, ctx)
         return int(value)
 
 
@@ -54,13 +54,17 @@ _MODEL = [
     click.option("--trust-remote-code", is_flag=True, help="Let a checkpoint's own Python run."),
 ]
 _DRAFTER = [
-    click.option("--drafter", help="Folder or hub id of a drafter's weights."),
     click.option(
         "--lookup-drafts/--no-lookup-drafts",
         default=None,
         help="Lookup in front of the drafter.  [default: what the pair says]",
     ),
-    click.option("--max-draft", type=MaxDraft(), help="Most drafted tokens a round; 0 = plain."),
+    click.option(
+        "--max-draft",
+        type=MaxDraft(),
+        help="Most drafted tokens a round; 0 = plain, auto = adapts every round.  "
+        "[default: the best one that spec calibrate found, else full]",
+    ),
     click.option(
         "--confidence-threshold",
         type=Finite(0, 1),
@@ -96,6 +100,7 @@ def _stacked(options: list[Any]) -> Callable[[Any], Any]:
 
 
 model_options = _stacked(_MODEL)
+drafter_option = click.option("--drafter", help="Folder or hub id of a drafter's weights.")
 drafter_options = _stacked(_DRAFTER)
 sampling_options = _stacked(_SAMPLING)
 
@@ -116,19 +121,19 @@ def refuse_unused(options: dict[str, Any], *modes: str) -> None:
     if any(mode not in _WITHOUT_WEIGHTS for mode in modes):
         return
     for name in ("drafter", "confidence_threshold", "lookup_drafts"):
-        if options[name] is not None:
+        if options.get(name) is not None:
             raise click.UsageError(
                 f"--{name.replace('_', '-')} needs a mode whose drafter has weights, got --mode "
                 f"{', '.join(modes)}. Leave one of them out."
             )
 
 
-def wish_of(options: dict[str, Any], mode: str) -> opening.Wish:
+def wish_of(options: dict[str, Any], mode: str, drafter: str | None) -> opening.Wish:
     """What the drafter options ask for, in one mode."""
     with_weights = mode not in _WITHOUT_WEIGHTS
     return opening.Wish(
         mode=mode,
-        drafter=options["drafter"] if with_weights else None,
+        drafter=drafter if with_weights else None,
         options={
             "bits": int(options["drafter_bits"]),
             "window": options["drafter_window"],
@@ -145,12 +150,13 @@ def kv_bits_of(options: dict[str, Any]) -> int | None:
     return None if options["kv_bits"] is None else int(options["kv_bits"])
 
 
-def open_target(options: dict[str, Any]) -> opening.Opened:
-    """The target that the model options ask for."""
+def open_target(options: dict[str, Any], *, split: bool = False) -> opening.Opened:
+    """The target that the model options ask for; `split` if the command knows several processes."""
     return opening.open_target(
         options["model"],
         exact=options.get("exact", False),
         kv_bits=kv_bits_of(options),
+        split=split,
         trust_remote_code=options["trust_remote_code"],
     )
 
@@ -163,17 +169,3 @@ def names_of(drafter: Any) -> tuple[str, str | None]:
     if other is None:
         return drafter.name, drafter.name
     return other.name, f"lookup+{other.name}"
-
-
-def cap_of(drafter: Any, max_draft: int | str | None) -> int:
-    """The number of drafts that really applies; a larger wish is cut with a notice."""
-    if drafter is None:
-        return 0
-    if max_draft is None or isinstance(max_draft, str):
-        return drafter.max_draft
-    if max_draft > drafter.max_draft:
-        render.note(
-            f"[draft] {drafter.name} drafts at most {drafter.max_draft} tokens a round; "
-            f"--max-draft {max_draft} is cut to that."
-        )
-    return min(max_draft, drafter.max_draft)

@@ -5,14 +5,14 @@ from typing import Any
 
 import click
 
-from spec_cli import env, opening, render
+from spec_cli import caps, env, opening, render
 from spec_cli.commands.options import (
     MODES,
     Finite,
-    cap_of,
+    drafter_option,
     drafter_options,
-    kv_bits_of,
     model_options,
+    open_target,
     refuse_unused,
     wish_of,
 )
@@ -23,6 +23,7 @@ _GIB = 2**30
 @click.command()
 @model_options
 @click.option("--mode", type=click.Choice(MODES), default="auto", show_default=True)
+@drafter_option
 @drafter_options
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
@@ -74,21 +75,16 @@ def _prefix_dir() -> Path:
 
 def _load(options: dict[str, Any]) -> Any:
     """Load what is served; runs on the engine's thread."""
-    from spec_core import FixedCap
+    from spec_core import Cap, FixedCap
     from spec_server import Served
 
-    opened = opening.open_target(
-        options["model"],
-        exact=options["exact"],
-        kv_bits=kv_bits_of(options),
-        trust_remote_code=options["trust_remote_code"],
-    )
-    pair = opened.pair(wish_of(options, options["mode"]))
-    cap = cap_of(pair.drafter, options["max_draft"])
+    opened = open_target(options)
+    pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
+    chosen = caps.caps_for(opened, pair, options)
     mode = pair.drafter.name if pair.drafter is not None else opening.BASELINE
 
-    def make_cap(wish: int | None) -> FixedCap:
-        return FixedCap(cap if wish is None else min(wish, cap))
+    def make_cap(wish: int | None) -> Cap:
+        return chosen.make() if wish is None else FixedCap(min(wish, chosen.most))
 
-    fingerprint = f"{opened.name}|{mode}|{options['drafter']}|{options['kv_bits']}"
+    fingerprint = f"{opened.name}|{mode}|{options['drafter']}|kv {options['kv_bits']}"
     return Served(pair, opened.name, mode, make_cap, fingerprint)

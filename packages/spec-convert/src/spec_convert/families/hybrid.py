@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spec_convert.config import Config, base_config
+from spec_convert.config import Config, base_config, positive
 from spec_convert.errors import ConvertError
 from spec_convert.facts import Facts
 from spec_convert.families.llama import half_split_rows
@@ -55,7 +55,7 @@ def _value_heads(facts: Facts, part: str) -> Tiled | None:
     """Order of the value heads in the rows (for `ssm_out`, the columns) of a tensor."""
     key_heads = facts.integer("ssm.group_count")
     value_heads = facts.integer("ssm.time_step_rank")
-    if key_heads < 1 or value_heads % key_heads:
+    if key_heads < 1 or value_heads < 1 or value_heads % key_heads:
         raise ConvertError(
             f'[config] "{facts.key("ssm.time_step_rank")}" must be a multiple of '
             f'"{facts.key("ssm.group_count")}", got {value_heads} and {key_heads}.'
@@ -103,7 +103,8 @@ def _qwen35_common(facts: Facts, model_type: str, architecture: str) -> Config:
     value_heads = facts.integer("ssm.time_step_rank")
     sections = facts.metadata.integers(facts.key("rope.dimension_sections"))
     rotated = facts.integer("rope.dimension_count", config["head_dim"] // 4)
-    interval = facts.integer("full_attention_interval", 4)
+    name = "full_attention_interval"
+    interval = positive(facts, name, facts.integer(name, 4))
     return config | {
         "hidden_act": "silu",
         "attention_bias": False,

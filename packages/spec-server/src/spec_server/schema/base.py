@@ -20,7 +20,7 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 TopK = Annotated[int, Field(ge=0)]
 MinP = Annotated[float, Field(ge=0, lt=1)]
 Penalty = Annotated[float, Field(ge=-100, le=100)]
-Repetition = Annotated[float, Field(gt=0, le=100)]
+Repetition = Annotated[float, Field(ge=0.01, le=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Limit = Annotated[int, Field(ge=1)]
 

@@ -24,6 +24,10 @@ class Family(Protocol):
         """How often one forward runs all layers; 1 but for looped models."""
         ...
 
+    def between_loops(self, model: Any, hidden: mx.array) -> mx.array:
+        """What enters the next loop, from the last layer's output; the same but for some models."""
+        ...
+
     def embedding(self, model: Any) -> nn.Module:
         """The token embedding table."""
         ...

@@ -55,6 +55,10 @@ class StackFamily:
         loops = self.layout.loops
         return 1 if loops is None else part(self.backbone(model), loops)
 
+    def between_loops(self, model: Any, hidden: mx.array) -> mx.array:
+        """Nothing happens between loops."""
+        return hidden
+
     def embedding(self, model: Any) -> nn.Module:
         """The token embedding table."""
         return part(self.backbone(model), self.layout.embedding)

@@ -23,6 +23,15 @@ gemma3 gemma4 llama4 mistral3 pixtral qwen2_vl qwen3_vl qwen3_vl_moe
 """.split()
 
 
+class NanbeigeFamily(StackFamily):
+    """nanbeige: all layers run several times, with the final norm after every loop."""
+
+    def between_loops(self, model: Any, hidden: mx.array) -> mx.array:
+        """The final norm, unless the checkpoint leaves it out between loops."""
+        skipped = part(self.backbone(model), "skip_loop_final_norm")
+        return hidden if skipped else self.norm(model, hidden)
+
+
 class TalkieFamily(StackFamily):
     """talkie: the head is a bare matrix."""
 
@@ -47,7 +56,7 @@ STACKS: dict[str, StackFamily] = {
     "gptj": StackFamily(Layout(layers="h", embedding="wte", norm="ln_f")),
     "internlm2": StackFamily(Layout(embedding="tok_embeddings", head="output")),
     "llama4_text": StackFamily(Layout(head="output")),
-    "nanbeige": StackFamily(Layout(loops="num_loops")),
+    "nanbeige": NanbeigeFamily(Layout(loops="num_loops")),
     "nanochat": StackFamily(Layout(backbone="transformer", layers="h", embedding="wte", norm=None)),
     "phi": StackFamily(Layout(norm="final_layernorm")),
     "plamo": StackFamily(Layout(layers="layers.layers")),

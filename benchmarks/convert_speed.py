@@ -1,0 +1,111 @@
+"""MB/s of `spec-convert convert` beside `cp`, per GGUF type, on one core.
+
+    uv run benchmarks/convert_speed.py --folder /dev/shm --megabytes 640
+
+Synthetic files, alternating runs, medians. MB are those of the source. "cpu" is user and system
+time, which a busy machine does not inflate; the start of Python is measured and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+Kind = gguf.GGMLQuantizationType
+KINDS = (Kind.F16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.MXFP4)
+CONVERT = "from spec_convert import convert; import sys; convert(*sys.argv[1:], raw_names=True)"
+NOTHING = "from spec_convert import convert"
+
+
+def main() -> None:
+    """Measure every type and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--megabytes", type=int, default=640)
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {0})
+    print(f"{options.megabytes} MB in {options.folder}, median of {options.runs}, one core")
+    print(
+        f"{'type':8}{'cp MB/s':>10}{'convert':>10}{'ratio':>8}{'cp cpu':>10}{'cpu':>10}{'ratio':>8}"
+    )
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        for kind in KINDS:
+            source = Path(name) / "source.gguf"
+            size = write(source, kind, options.megabytes) / 1e6
+            print_row(kind, size, measure(source, options.runs))
+
+
+def write(path: Path, kind: Kind, megabytes: int) -> int:
+    """Tensors of random codes with small scales; returns their bytes."""
+    block, size = (32, 64) if kind is Kind.F16 else gguf.GGML_QUANT_SIZES[kind]
+    row = 4096 // block * size
+    n_rows = 32_000_000 // row
+    rows = np.random.default_rng(0).integers(0, 100, (n_rows, row), dtype=np.uint8)
+    rows.reshape(-1, size)[:, 1:4:2] = 0x20
+    writer = gguf.GGUFWriter(path, "any")
+    count = max(1, megabytes * 1_000_000 // rows.nbytes)
+    for index in range(count):
+        data = rows.view(np.float16) if kind is Kind.F16 else rows
+        writer.add_tensor(f"t{index}.weight", data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return count * rows.nbytes
+
+
+def measure(source: Path, runs: int) -> dict[str, tuple[float, float]]:
+    """Median wall and CPU seconds of a copy, a conversion and an empty Python start."""
+    copy, out = source.with_name("copy.gguf"), source.with_name("out")
+    commands = {
+        "cp": ["cp", "--reflink=never", str(source), str(copy)],
+        "convert": [sys.executable, "-c", CONVERT, str(source), str(out)],
+        "start": [sys.executable, "-c", NOTHING],
+    }
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+    for _ in range(runs):
+        for name, command in commands.items():
+            times[name].append(timed(command))
+            copy.unlink(missing_ok=True)
+            shutil.rmtree(out, ignore_errors=True)
+    return {
+        name: (statistics.median(w for w, _ in seen), statistics.median(c for _, c in seen))
+        for name, seen in times.items()
+    }
+
+
+def timed(command: list[str]) -> tuple[float, float]:
+    """Wall and CPU seconds of a child process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.perf_counter()
+    subprocess.run(command, check=True)
+    wall = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def print_row(kind: Kind, size: float, medians: dict[str, tuple[float, float]]) -> None:
+    """One line of the table."""
+    cells = [f"{kind.name:8}"]
+    for index in (0, 1):
+        copy = medians["cp"][index]
+        convert = medians["convert"][index] - medians["start"][index]
+        cells.append(f"{size / copy:10.0f}{size / convert:10.0f}{convert / copy:8.2f}")
+    print("".join(cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The one call an application needs: stored curves if they fit, else measured and stored.
+
+calibration = load_or_measure(pair, key_for(model=...), notify=print)
+rounds = generate(pair, prompt, cap=CapController(calibration.curves))
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from spec_calibrate.curves import Curves, knee
+from spec_calibrate.expected import Choice, best_cap, speedups
+from spec_calibrate.keys import Key
+from spec_calibrate.measure import NOISY, measure
+from spec_calibrate.store import Store
+from spec_core import Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Curves with where they come from.
+
+    Attributes:
+        curves: Measured costs.
+        key: What they are valid for.
+        created: When they were measured, ISO 8601.
+        cached: True when they come from the store.
+    """
+
+    curves: Curves
+    key: Key
+    created: str
+    cached: bool
+
+    @property
+    def choice(self) -> Choice:
+        """The fixed cap that pays best at the acceptance seen while measuring."""
+        return best_cap(self.curves)
+
+    @property
+    def noisy(self) -> bool:
+        """True when repeated measurements lay far apart; `calibrate` again on a quiet machine."""
+        return self.curves.noise > NOISY
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the keys of `spec calibrate --json`."""
+        data, choice = self.curves.to_dict(), self.choice
+        depth, shallow = self.curves.verify[0]
+        return {
+            "key": self.key.to_dict(),
+            "verify_ms": shallow.to_ms(),
+            **data,
+            "plain_ms": self.curves.plain_s(depth) * 1e3,
+            "knee": knee(shallow),
+            "chosen_cap": choice.cap,
+            "expected_speedup": choice.speedup,
+            "speedup_by_cap": [round(gain, 4) for gain in speedups(self.curves)],
+            "noisy": self.noisy,
+            "created": self.created,
+            "cached": self.cached,
+        }
+
+
+def calibrate(
+    pair: Pair,
+    key: Key,
+    *,
+    store: Store | None = None,
+    budget_s: float = 5.0,
+    prompts: Sequence[Sequence[int]] | None = None,
+    notify: Callable[[str], None] | None = None,
+) -> Calibration:
+    """Measure now, and keep the result for later runs.
+
+    Args:
+        pair: Target and drafter.
+        key: What the result is valid for; see `key_for`.
+        store: Where to keep it; the user's cache folder without.
+        budget_s: Seconds to spend, about.
+        prompts: Ids that drafts are tried on; a few built-in texts without.
+        notify: Called with each remark, such as a noisy measurement.
+    """
+    curves = measure(pair, budget_s=budget_s, prompts=prompts)
+    found = Calibration(curves, key, datetime.now(UTC).isoformat(timespec="seconds"), False)
+    complaint = (store or Store()).put(key, curves)
+    if notify is not None:
+        if complaint:
+            notify(complaint)
+        if found.noisy:
+            notify(
+                f"[calibrate] Repeated measurements differ by {curves.noise:.0%}. "
+                "Calibrate again when the machine is quiet."
+            )
+    return found
+
+
+def load_or_measure(
+    pair: Pair,
+    key: Key,
+    *,
+    store: Store | None = None,
+    budget_s: float = 5.0,
+    prompts: Sequence[Sequence[int]] | None = None,
+    notify: Callable[[str], None] | None = None,
+) -> Calibration:
+    """The stored calibration of a key, or a new one; arguments as in `calibrate`.
+
+    A stored one that does not cover the drafter's largest draft is measured anew.
+    """
+    store = store or Store()
+    stored = store.get(key)
+    if stored.reason and notify is not None:
+        notify(f"{stored.reason} It is measured again.")
+    most = pair.drafter.max_draft if pair.drafter is not None else 0
+    if stored.curves is not None and stored.curves.max_draft >= most:
+        return Calibration(stored.curves, key, stored.created, True)
+    return calibrate(pair, key, store=store, budget_s=budget_s, prompts=prompts, notify=notify)

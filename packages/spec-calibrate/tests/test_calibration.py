@@ -1,0 +1,93 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spec_calibrate import Calibration, CapController, Key, Store, calibrate, load_or_measure
+from spec_calibrate.scenarios import KNEE
+from spec_core import Pair, generate
+from spec_core.toys import ToyDrafter, ToyTarget
+
+KEY = Key(device="toy", system="os", mlx="0.32", model="toy")
+FAST = {"budget_s": 0.05}
+
+
+def _pair(max_draft: int = 4) -> Pair:
+    return Pair(ToyTarget(), ToyDrafter(max_draft=max_draft))
+
+
+def test_the_second_call_finds_what_the_first_one_measured(tmp_path: Path):
+    store = Store(tmp_path)
+    first = load_or_measure(_pair(), KEY, store=store, **FAST)
+    second = load_or_measure(_pair(), KEY, store=store, **FAST)
+    assert (first.cached, second.cached) == (False, True)
+    assert second.curves == store.get(KEY).curves
+    assert second.curves.verify_s(3, 0) == pytest.approx(first.curves.verify_s(3, 0), abs=1e-8)
+
+
+def test_calibrate_measures_again(tmp_path: Path):
+    store = Store(tmp_path)
+    store.put(KEY, KNEE.curves(4))
+    assert not calibrate(_pair(), KEY, store=store, **FAST).cached
+    assert store.get(KEY).curves != KNEE.curves(4)
+
+
+def test_a_damaged_file_is_remarked_on_once_and_healed(tmp_path: Path):
+    store, remarks = Store(tmp_path), []
+    store.path(KEY).write_text("{")
+    assert not load_or_measure(_pair(), KEY, store=store, notify=remarks.append, **FAST).cached
+    damage = [remark for remark in remarks if "is not used" in remark]
+    assert len(damage) == 1 and "measured again" in damage[0]
+    remarks.clear()
+    assert load_or_measure(_pair(), KEY, store=store, notify=remarks.append, **FAST).cached
+    assert remarks == []
+
+
+def test_without_a_place_to_store_it_works_with_a_remark(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    store, remarks = Store(tmp_path / "file"), []
+    found = load_or_measure(_pair(), KEY, store=store, notify=remarks.append, **FAST)
+    assert found.curves.max_draft == 4
+    assert any("is not kept" in remark for remark in remarks)
+
+
+def test_a_drafter_with_longer_drafts_is_measured_anew(tmp_path: Path):
+    store = Store(tmp_path)
+    load_or_measure(_pair(2), KEY, store=store, **FAST)
+    assert load_or_measure(_pair(5), KEY, store=store, **FAST).curves.max_draft == 5
+
+
+def test_a_noisy_measurement_is_flagged_and_remarked_on(tmp_path: Path, monkeypatch):
+    noisy = replace(KNEE.curves(4), noise=0.4)
+    monkeypatch.setattr("spec_calibrate.calibration.measure", lambda *args, **kwargs: noisy)
+    remarks: list[str] = []
+    found = calibrate(_pair(), KEY, store=Store(tmp_path), notify=remarks.append)
+    assert found.noisy and found.to_json()["noisy"] is True
+    assert remarks == [
+        "[calibrate] Repeated measurements differ by 40%. "
+        "Calibrate again when the machine is quiet."
+    ]
+
+
+def test_the_json_has_the_promised_keys():
+    curves = replace(KNEE.curves(8), acceptance=(0.8,))
+    data = Calibration(curves, KEY, "2026-01-01T00:00:00+00:00", True).to_json()
+    for name in (
+        "key verify_ms verify_ms_by_depth draft_ms overhead_ms chosen_cap expected_speedup "
+        "created cached"
+    ).split():
+        assert name in data
+    assert data["verify_ms"]["1"] == pytest.approx(KNEE.verify_s(1) * 1e3)
+    assert data["chosen_cap"] == 5 and data["knee"] == 6
+    assert data["expected_speedup"] == pytest.approx(max(data["speedup_by_cap"]), abs=1e-4)
+    assert data["cached"] is True and data["key"]["model"] == "toy"
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+
+
+def test_a_calibrated_controller_runs_the_loop_losslessly(tmp_path: Path):
+    pair = _pair()
+    found = load_or_measure(pair, KEY, store=Store(tmp_path), **FAST)
+    plain = [t for r in generate(Pair(ToyTarget()), [1, 2], max_tokens=60) for t in r.tokens]
+    rounds = generate(pair, [1, 2], max_tokens=60, cap=CapController(found.curves))
+    assert [t for r in rounds for t in r.tokens] == plain

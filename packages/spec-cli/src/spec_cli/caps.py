@@ -1,0 +1,145 @@
+"""How many drafts a command verifies a round: as pinned, as measured, or adapting every round."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spec_cli import env, opening, render
+from spec_core import Cap, FixedCap, Pair
+
+ADAPTIVE = "auto"
+WHOLE_BLOCK = "full"
+BUDGET_S = 5.0
+"""Seconds that a calibration takes, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """The cap that a command uses.
+
+    Attributes:
+        shown: What is reported as `max_draft`: a number, or "auto".
+        make: A new cap. The adaptive one learns from text to text, so keep it where you can.
+        most: Largest cap it can ask for.
+    """
+
+    shown: int | str
+    make: Callable[[], Cap]
+    most: int
+
+
+def caps_for(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Caps:
+    """The cap that `--max-draft` asks for.
+
+    A number is never overridden, only cut to what the drafter can do, with a notice. "full" is the
+    drafter's whole block, "auto" adapts from a calibration that is made now if there is none.
+    Without a wish it is the best cap of the calibration, and the whole block if there is none.
+    """
+    wish, most = options["max_draft"], 0 if pair.drafter is None else pair.drafter.max_draft
+    if pair.drafter is None or wish == WHOLE_BLOCK:
+        return _fixed(most)
+    if isinstance(wish, int):
+        if wish > most:
+            render.note(
+                f"[draft] {pair.drafter.name} drafts at most {most} tokens a round; "
+                f"--max-draft {wish} is cut to that."
+            )
+        return _fixed(min(wish, most))
+    if wish == ADAPTIVE:
+        return _adaptive(opened, pair, options, most)
+    from spec_calibrate import best_cap
+
+    stored = store().get(key_of(opened, pair, options))
+    if stored.curves is None:
+        return _fixed(most)
+    return _fixed(best_cap(stored.curves, max_draft=most).cap)
+
+
+def store() -> Any:
+    """Where this user's calibrations lie."""
+    from spec_calibrate import Store
+
+    return Store(env.calibration_dir())
+
+
+def calibration_of(
+    opened: opening.Opened, pair: Pair, options: dict[str, Any], *, anew: bool = False
+) -> Any:
+    """The stored calibration of a set-up, or a new one; remarks go to stderr."""
+    from spec_calibrate import calibrate, load_or_measure
+
+    call = calibrate if anew else load_or_measure
+    key = key_of(opened, pair, options)
+    return call(pair, key, store=store(), budget_s=BUDGET_S, notify=render.note)
+
+
+def key_of(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Any:
+    """What a calibration of this set-up is valid for."""
+    from spec_calibrate import key_for
+
+    return key_for(
+        model=_identity(opened.folder) if opened.folder is not None else opened.name,
+        quantisation=opened.quantisation,
+        kv_bits=int(options.get("kv_bits") or 16),
+        drafter=_drafter_key(pair, options),
+        kernels=_kernels(opened.target, options),
+    )
+
+
+def remarks(cap: Cap) -> list[str]:
+    """What an adaptive cap ended up doing, and why; nothing for a fixed one."""
+    status = getattr(cap, "status", None)
+    return [status.reason] if status is not None else []
+
+
+def _fixed(n: int) -> Caps:
+    return Caps(n, lambda: FixedCap(n), n)
+
+
+def _adaptive(opened: opening.Opened, pair: Pair, options: dict[str, Any], most: int) -> Caps:
+    from spec_calibrate import CapController
+
+    curves = calibration_of(opened, pair, options).curves
+    return Caps(ADAPTIVE, lambda: CapController(curves, max_draft=most), most)
+
+
+def _drafter_key(pair: Pair, options: dict[str, Any]) -> str:
+    """The drafter with everything that changes what it costs or how often it is right."""
+    drafter = pair.drafter
+    if drafter is None:
+        return ""
+    other = getattr(drafter, "other", None)
+    name = drafter.name if other is None else f"lookup+{other.name}"
+    given = options.get("drafter")
+    weights = str(given or "")
+    if given is not None and Path(given).is_dir():
+        weights = _identity(Path(given))
+    parts = (
+        name,
+        weights,
+        f"block {drafter.max_draft}",
+        f"bits {options['drafter_bits']}",
+        f"window {options['drafter_window']}",
+        f"threshold {options['confidence_threshold']}",
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _kernels(target: Any, options: dict[str, Any]) -> str:
+    """State of what computes: the few-row kernels that won, exact mode, a BLAS put in front."""
+    installed = getattr(target, "kernels", None)
+    parts: list[str] = []
+    if installed is not None:
+        report = installed.report()
+        used = [f"{op.op} {op.shape} {op.kernel} {op.serves}" for op in report.ops]
+        parts += sorted(used) if report.on else ["stock kernels"]
+    parts += ["exact"] if options.get("exact") else []
+    parts += [Path(name).name for name in env.preloaded().split(":") if name]
+    return ", ".join(parts)
+
+
+def _identity(folder: Path) -> str:
+    from spec_calibrate import model_identity
+
+    return model_identity(folder)
