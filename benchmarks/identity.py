@@ -28,7 +28,7 @@ def pick(n: int) -> list[dict]:
 
 
 def ours(pair: Pair, ids: list[int], n: int) -> tuple[list[int], float]:
-    """Our ids, the end token left out as mlx-lm does, and the acceptance length."""
+    """Our ids, up to and with the end token, and the acceptance length."""
     meter, tokens = StatsMeter(), []
     for round_ in generate(pair, ids, max_tokens=n, cap=FixedCap(32)):
         meter.add(round_)

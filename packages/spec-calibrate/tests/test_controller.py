@@ -163,6 +163,13 @@ def test_the_cap_follows_the_source_that_usually_comes_next():
     assert controller.status.best_cap <= 1
 
 
+def test_a_head_with_a_short_block_is_not_charged_for_drafts_it_never_gives():
+    curves = _curves(row_s=0.004, max_draft=16)
+    assert CapController(replace(curves, blocks={"dspark": 2})).status.best_cap <= 2
+    flat = replace(_curves(max_draft=16), blocks={"dspark": 3})
+    assert CapController(flat, acceptance=(0.9,)).status.best_cap == 3
+
+
 def test_a_calibrated_confidence_steers_the_estimate():
     """Same outcomes, accepted in turns; the drafter says how likely each was."""
 

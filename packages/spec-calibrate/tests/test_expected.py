@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,18 @@ def test_a_free_source_pays_where_a_dear_one_does_not():
     curves = _curves(10, 11, 12, draft=20)
     assert best_cap(curves).cap == 0
     assert best_cap(curves, source="lookup").cap == 2
+
+
+def test_beyond_its_block_a_source_gives_nothing_and_costs_nothing():
+    curves = replace(_curves(10, 10, 10, 90, 90, draft=1), blocks={"dspark": 2})
+    assert speedups(curves)[2:] == [speedups(curves)[2]] * 3
+
+
+def test_a_whole_block_that_pays_leaves_the_cap_open_for_sources_that_go_further():
+    cheap = replace(_curves(10, 10, 10, 10, 10, draft=1), blocks={"dspark": 2})
+    assert best_cap(cheap).cap == 4
+    steep = replace(_curves(10, 11, 30, 50, 70, draft=1), blocks={"dspark": 2})
+    assert best_cap(steep).cap == 1
 
 
 def test_the_smaller_of_two_equal_caps_is_taken():

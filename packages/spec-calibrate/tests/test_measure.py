@@ -104,7 +104,7 @@ def test_a_slow_machine_gets_fewer_widths_rather_than_minutes():
     target.seconds = lambda width, depth: 0.4 * width  # pyright: ignore[reportAttributeAccessIssue]
     curves = measure(pair, clock=clock, budget_s=5.0)
     assert len(curves.verify[0][1].at) < 7
-    assert clock.now < 60
+    assert clock.now < 30
     assert curves.verify_s(5, 0) == pytest.approx(2.0)
 
 
@@ -213,6 +213,16 @@ def test_temperatures_are_fitted_to_the_confidence_the_drafter_states():
     assert measure(Pair(_SlowTarget(clock), _SlowDrafter(clock)), clock=clock).temperatures == ()
     curves = measure(Pair(_SlowTarget(clock), Sure(clock)), clock=clock)
     assert min(curves.temperatures) > 2.0
+
+
+def test_the_block_of_a_head_that_gives_less_than_is_asked_for_is_found():
+    class Short(_SlowDrafter):
+        def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
+            return super().draft(anchor, min(cap, 3), sampling=sampling, key=key)
+
+    clock = _Clock()
+    assert measure(Pair(_SlowTarget(clock), Short(clock)), clock=clock).blocks == {"toy": 3}
+    assert measure(Pair(_SlowTarget(clock), _SlowDrafter(clock)), clock=clock).blocks == {}
 
 
 def test_a_real_toy_is_measured_with_the_real_clock():

@@ -1,6 +1,6 @@
 import pytest
 
-from spec_calibrate.samples import Samples, evenly, widths_to_measure
+from spec_calibrate.samples import Samples, doubling, widths_to_measure
 
 
 def test_every_width_up_to_nine_is_measured_then_the_edges():
@@ -9,10 +9,10 @@ def test_every_width_up_to_nine_is_measured_then_the_edges():
     assert widths_to_measure(18)[-1] == 18
 
 
-def test_some_of_the_places_keep_both_ends():
-    assert evenly(range(1, 10), 3) == [1, 5, 9]
-    assert evenly([1, 2], 3) == [1, 2]
-    assert evenly([7], 3) == [7]
+def test_some_of_the_places_double_and_keep_both_ends():
+    assert doubling(range(1, 34)) == [1, 2, 4, 8, 16, 32, 33]
+    assert doubling((1, 2, 3, 4, 5)) == [1, 2, 4, 5]
+    assert doubling([7]) == [7]
 
 
 def test_medians_and_spreads_are_by_place():

@@ -23,6 +23,7 @@ CURVES = Curves(
     noise=0.02,
     max_draft=4,
     temperatures=(1.5, 2.0),
+    blocks={"dspark": 3},
 )
 
 
@@ -116,6 +117,7 @@ WRONG = {
     "missing part": {"curves": {"verify_ms_by_depth": {"0": {"1": 1.0}}}},
     "acceptance of text": {"curves": CURVES.to_dict() | {"acceptance": ["x"]}},
     "temperature of zero": {"curves": CURVES.to_dict() | {"temperatures": [0.0]}},
+    "block of text": {"curves": CURVES.to_dict() | {"blocks": {"dspark": "7"}}},
     "fractional block": {"curves": CURVES.to_dict() | {"max_draft": 1.5}},
     "NaN": {"curves": CURVES.to_dict() | {"noise": float("nan")}},
     "infinite time": {"curves": CURVES.to_dict() | {"overhead_ms": float("inf")}},

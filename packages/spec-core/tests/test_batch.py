@@ -9,7 +9,7 @@ from spec_core import FixedCap, Pair, Sampling, TargetOutput, generate
 from spec_core.batch import Batch, BatchTarget
 from spec_core.guide import TokenBias
 from spec_core.lending import Lender
-from spec_core.testing import ToyDrafter, ToyTarget
+from spec_core.testing import ToyDrafter, ToyTarget, check_drafter
 
 
 @dataclass
@@ -128,6 +128,23 @@ def test_a_drafter_that_forks_is_forked():
 
     lender = Lender(Forking())
     assert lender.lend() is not lender.lend() and isinstance(lender.lend(), Forking)
+
+
+def test_the_conformance_kit_finds_a_fork_that_shares_its_context():
+    class Shared(ToyDrafter):
+        def draft(self, anchor, cap, *, sampling, key):  # depends on what was observed
+            return super().draft(sum(self.observed) % 12, cap, sampling=sampling, key=key)
+
+        def fork(self):
+            return self
+
+    class Own(Shared):
+        def fork(self):
+            return Own()
+
+    check_drafter(Own(), vocab_size=12)
+    with pytest.raises(AssertionError, match="fork"):
+        check_drafter(Shared(), vocab_size=12)
 
 
 def test_a_lent_drafter_can_be_snapshot_and_reset():

@@ -255,7 +255,7 @@ def test_unsupported_algorithms_are_named(tmp_path: Path) -> None:
     assert 'vanilla, gated or rnn, got "transformer"' in refusal(tmp_path / "c", layout)
     layout = LAYOUTS["specforge"]()
     layout.config["rope_parameters"] = {"rope_type": "longrope", "rope_theta": 1e4}
-    assert '"default" or "yarn", got "longrope"' in refusal(tmp_path / "d", layout)
+    assert '"linear", "llama3" or "yarn", got "longrope"' in refusal(tmp_path / "d", layout)
     layout = LAYOUTS["deepspec, own ends"]()
     del layout.config["block_size"]
     layout.config["dspark_block_size"] = 5

@@ -9,8 +9,8 @@ from spec_server import Server, Settings
 SCRIPTS = {
     "plain": "Hello there, friend.",
     "think": "<think>\nLet me see.\n</think>\n\nThe answer is 4.",
-    "call": "Let me look.\n<tool_call>"
-    '{"name": "shell", "arguments": {"command": "ls"}}</tool_call>',
+    "call": "Let me look.\n"
+    '<tool_call>{"name": "shell", "arguments": {"command": "ls"}}</tool_call>',
 }
 SHELL = {
     "type": "function",

@@ -39,9 +39,8 @@ def echo(load_script):
 
 @pytest.fixture
 def tiny(load_tiny):
-    settings = Settings(
-        port=0, max_batch=6, max_queue=500, prefix_bytes=4_000_000, prefill_chunk=32
-    )
+    limits = {"max_batch": 6, "max_queue": 500, "prefix_bytes": 4_000_000}
+    settings = Settings(port=0, prefill_chunk=32, **limits)
     with Server(load_tiny(), settings) as running:
         yield running
 

@@ -93,6 +93,24 @@ def test_open_blocks_are_guarded(make_target):
         target.commit(cache, 4)
 
 
+@pytest.mark.parametrize("model_type", ["qwen3_5", "mamba2", "deepseek_v3", "gemma3_text"])
+def test_a_failure_in_the_middle_of_a_verify_leaves_other_sequences_alone(make_target, model_type):
+    target = make_target(model_type)
+    want = ids_of(generate(Pair(target), PROMPT, max_tokens=12))
+    last, broken = target.model.layers[-1], target.make_cache()
+    target.prefill(PROMPT, broken)
+
+    class Fails(type(last)):
+        def __call__(self, *args, **kwargs):
+            raise MemoryError("out of memory")
+
+    last.__class__, works = Fails, last.__class__
+    with pytest.raises(MemoryError):
+        target.verify(mx.array([1, 2, 3]), broken, taps=(1,))
+    last.__class__ = works
+    assert ids_of(generate(Pair(target), PROMPT, max_tokens=12)) == want
+
+
 def test_float32_on_this_cpu_is_exact_and_a_width_dependent_op_is_named(make_target, make_model):
     assert make_target("llama").exact_refusal is None
 

@@ -19,9 +19,11 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from spec_core import LoadError
 from spec_targets import MlxTarget, recurrent
 from spec_targets.families import Layout
 from spec_targets.families.recurrent import RecurrentFamily
+from spec_targets.rollback import replace_entry, rollback_for
 from spec_targets.tiny import VOCAB
 from spec_targets.window import WindowCache
 
@@ -39,6 +41,10 @@ KINDS = {
     "latent attention": "deepseek_v3",
     "latent attention, twice a layer": "longcat_flash",
     "latent attention and gated delta": "kimi_linear",
+    "gated delta per channel and latent attention": "bailing_moe_v3",
+    "whole layers again": "rwkv7",
+    "whole layers again, beside windows": "recurrent_gemma",
+    "whole layers again, beside experts": "jamba",
     "short convolution": "lfm2",
     "short convolution with experts": "lfm2_moe",
 }
@@ -117,6 +123,12 @@ def follow(target, model, *, n_rounds, max_block=7, seed=0, taps=()):
         for idx, (got, own) in enumerate(zip(cache.entries, reference.entries, strict=True)):
             for a, b in zip(contents(got), contents(own), strict=True):
                 assert mx.array_equal(a, b), f"state of entry {idx}, {where}"
+
+
+def test_a_window_that_cannot_be_reproduced_is_refused():
+    entry = replace_entry(RotatingKVCache(max_size=8, keep=4))  # keeps the first four rows for ever
+    with pytest.raises(LoadError, match='Layer 5 keeps a RotatingKVCache, which family "odd"'):
+        rollback_for(entry, 5, "odd")
 
 
 @pytest.mark.parametrize("kind", KINDS)

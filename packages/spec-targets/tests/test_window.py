@@ -53,8 +53,8 @@ def test_more_rows_than_the_slack_are_refused_once_rows_are_gone():
     assert cache.trim(3) == 3  # nothing was dropped yet
     for _ in range(12):
         attended(cache, 3)
-    with pytest.raises(ValueError, match=r"At most 3 rows can be rolled back .* got 9"):
-        cache.trim(9)
+    with pytest.raises(ValueError, match=r"At most 3 rows can be rolled back .* got 38"):
+        cache.trim(38)  # 3 for the slack and 31 that align the window would have been held
 
 
 def test_the_library_ring_holds_the_same_rows():
@@ -80,5 +80,13 @@ def test_bytes_and_emptiness_are_told():
     cache = WindowCache(4, slack=2)
     assert cache.empty() and cache.nbytes == 0 and cache.is_trimmable()
     attended(cache, 3)
-    # Keys and values: 1 x 2 heads x (4 + 2 x 2) rows x 4 channels of 4 bytes.
-    assert not cache.empty() and cache.nbytes == 2 * 2 * 8 * 4 * 4
+    # Keys and values: 2 heads x (4 + 31 + 2 x 2) rows x 4 channels of 4 bytes.
+    assert not cache.empty() and cache.nbytes == 2 * 2 * 39 * 4 * 4
+
+
+def test_what_is_returned_starts_at_a_multiple_of_32():
+    cache = WindowCache(20, slack=4)
+    for n_rows in (15, 1, 7, 1, 20, 1, 1, 33, 2, 9, 1, 1):
+        before = cache.offset
+        first = held(cache.update_and_fetch(*2 * (rows(before, n_rows),)))[0]
+        assert first % 32 == 0 and first <= max(0, before - 19) < first + 32

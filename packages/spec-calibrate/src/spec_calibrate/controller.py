@@ -280,9 +280,11 @@ class CapController:
         for name, share, outlook in mixture:
             expected = outlook.tokens(hopeful_beyond)
             costs = self._seconds(name, outlook.sent, hopeful=hopeful_beyond is not None)
+            block = self._curves.blocks.get(name, self._max_draft)
             for k in range(1, self._max_draft + 1):
-                tokens[k] += share * expected[k]
-                seconds[k] += share * costs[k]
+                given = min(k, block)
+                tokens[k] += share * expected[given]
+                seconds[k] += share * costs[given]
         tokens[0], seconds[0] = 1.0, self._plain_s * self._costs.plain_factor()
         return [n / s for n, s in zip(tokens, seconds, strict=True)]
 

@@ -88,6 +88,8 @@ class Curves:
         max_draft: Most drafts the drafter proposes a round; 0 without a drafter.
         temperatures: By position, what turns the drafter's confidence into a probability of
             acceptance (see `confidence`); empty when it states none.
+        blocks: By source, the most drafts it gives a round where that is less than max_draft: in a
+            hybrid, lookup may go further than the head.
     """
 
     verify: tuple[tuple[int, Curve], ...]
@@ -98,6 +100,7 @@ class Curves:
     noise: float = 0.0
     max_draft: int = 0
     temperatures: tuple[float, ...] = ()
+    blocks: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         depths = [depth for depth, _ in self.verify]
@@ -114,8 +117,11 @@ class Curves:
             raise ValueError(f"[curves] Acceptance rates must be in 0..1, got {self.acceptance}.")
         if not all(0 < t < float("inf") for t in self.temperatures):
             raise ValueError(f"[curves] Temperatures must be > 0, got {self.temperatures}.")
-        if self.max_draft < 0:
-            raise ValueError(f"[curves] max_draft must be >= 0, got {self.max_draft}.")
+        if min((self.max_draft, *self.blocks.values())) < 0:
+            raise ValueError(
+                "[curves] max_draft and blocks must be >= 0, got "
+                f"{self.max_draft} and {dict(self.blocks)}."
+            )
 
     def verify_s(self, width: int, depth: int) -> float:
         """Seconds of a verify of `width` rows on a cache of `depth` tokens.
@@ -159,6 +165,7 @@ class Curves:
             "noise": self.noise,
             "max_draft": self.max_draft,
             "temperatures": list(self.temperatures),
+            "blocks": dict(self.blocks),
         }
 
     @classmethod
@@ -182,12 +189,17 @@ class Curves:
                 noise=value["noise"],
                 max_draft=operator.index(value["max_draft"]),
                 temperatures=tuple(value["temperatures"]),
+                blocks={source: operator.index(n) for source, n in value["blocks"].items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"[curves] Stored curves must have the form of `Curves.to_dict`, got a fault at "
                 f"{type(error).__name__}: {error}."
             ) from None
+
+    def block(self, source: str) -> int:
+        """Most drafts that a source gives a round."""
+        return self.blocks.get(source, self.max_draft)
 
     @property
     def source(self) -> str:

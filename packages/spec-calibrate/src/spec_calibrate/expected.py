@@ -70,11 +70,9 @@ def speedups(
     most = curves.max_draft if max_draft is None else max_draft
     rates = curves.acceptance if acceptance is None else acceptance
     who = curves.source if source is None else source
-    plain_s = curves.plain_s(depth)
-    return [
-        expected_tokens(rates, cap) * plain_s / curves.round_s(cap, depth, who)
-        for cap in range(most + 1)
-    ]
+    plain_s, block = curves.plain_s(depth), curves.blocks.get(who, most)
+    given = [min(cap, block) for cap in range(most + 1)]
+    return [expected_tokens(rates, n) * plain_s / curves.round_s(n, depth, who) for n in given]
 
 
 def best_cap(
@@ -85,7 +83,14 @@ def best_cap(
     depth: int = 0,
     source: str | None = None,
 ) -> Choice:
-    """The cap with the largest of `speedups`; the smaller one where two are equal."""
+    """The cap with the largest of `speedups`; the smaller one where two are equal.
+
+    Where the whole block of a source pays best and another source can go further, nothing is gained
+    by stopping it: the cap is then the largest.
+    """
     gains = speedups(curves, max_draft=max_draft, acceptance=acceptance, depth=depth, source=source)
     cap = max(range(len(gains)), key=lambda k: (gains[k], -k))
+    who = curves.source if source is None else source
+    if 0 < cap == curves.blocks.get(who):
+        cap = len(gains) - 1
     return Choice(cap, gains[cap])

@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from spec_calibrate.confidence import fit_temperatures, samples_of
 from spec_calibrate.curves import Curve, Curves
-from spec_calibrate.samples import Samples, evenly, widths_to_measure
+from spec_calibrate.samples import Samples, doubling, widths_to_measure
 from spec_core import FixedCap, Pair, Round, Sampling, generate
 from spec_core.host import host_ints
 
@@ -38,6 +38,7 @@ NOISY = 0.15
 _PATIENCE = 3.0  # budgets after which a slow machine is given up on: no repeats, fewer rounds
 _CHUNK = 256
 _MIN_CONFIDENCES = 30  # drafts with a confidence before it is believed
+_FREE = 0.01  # of a plain step: a draft that costs less is free
 _MIN_TRIALS = 6  # drafts seen at a position before its acceptance is believed
 
 Clock = Callable[[], float]
@@ -94,6 +95,7 @@ class _Measurement:
         self.prompts = [list(p) for p in prompts] if prompts else self.own_prompts()
         self.rng = random.Random(0)
         self.began = clock()
+        self.given: dict[str, int] = {}  # most drafts that a source gave
 
     def own_prompts(self) -> list[list[int]]:
         tokenizer, vocab = self.pair.tokenizer, self.pair.target.vocab_size
@@ -132,7 +134,16 @@ class _Measurement:
             noise=samples.noise,
             max_draft=self.max_draft,
             temperatures=_temperatures(rounds),
+            blocks=self.blocks(draft, plain_s),
         )
+
+    def blocks(self, draft: dict[str, Curve], plain_s: float) -> dict[str, int]:
+        """Most drafts of each source that costs something; what a free one gives varies."""
+        return {
+            source: n
+            for source, n in self.given.items()
+            if 0 < n < self.max_draft and draft[source].seconds[-1] > _FREE * plain_s
+        }
 
     def share(self, part: str) -> float:
         return self.budget_s * _SHARES[part]
@@ -202,8 +213,11 @@ class _Measurement:
         Plain steps and drafted rounds take turns, prompt by prompt, after a warm-up.
         """
         caps = sorted({0, self.max_draft, (self.max_draft + 1) // 2}) if self.max_draft else [0]
-        for cap in caps:
-            self.some_rounds(self.prompts[0], cap, 1, self.clock())
+        if self.clock() - self.began > self.budget_s:  # a slow machine: only what is needed
+            caps = [caps[0], caps[-1]] if self.max_draft else caps
+        else:
+            for cap in caps:
+                self.some_rounds(self.prompts[0], cap, 1, self.clock())
         plain: list[float] = []
         rounds: list[tuple[Round, float]] = []
         start, n_turns = self.clock(), 0
@@ -263,7 +277,9 @@ class _Measurement:
             draft = drafter.draft(tokens[0], cap, sampling=Sampling(), key=mx.random.key(cap))
             host_ints(draft.tokens)  # sync: the work to be timed
             elapsed = self.clock() - start
-            sources.append(draft.source or drafter.name)
+            source = draft.source or drafter.name
+            sources.append(source)
+            self.given[source] = max(self.given.get(source, 0), draft.n_drafted)
             return elapsed
 
         samples = self.passes(caps, once, self.share("draft"))
@@ -278,24 +294,26 @@ class _Measurement:
     ) -> Samples:
         """Time places in turn until the budget is spent.
 
-        The widest place is tried first: it warms up, and says whether there is time for all. If
-        not, places are left out evenly; the ends are always visited.
+        A first visit goes upwards and warms up. Where the narrowest place shows that there is no
+        time for all, only some are visited; where even those take too long, the widest are left
+        out, and the curve goes on as its last part rises.
         """
-        once(places[-1])
-        dearest = once(places[-1])
-        n_places = len(places)
-        if dearest > 0:
-            n_places = max(3, min(n_places, int(budget_s / _PASSES / dearest)))
-        chosen = evenly(places, n_places)
-        for place in chosen:
-            once(place)
-        seconds: dict[int, list[float]] = {place: [] for place in chosen}
         start = self.clock()
+        once(places[0])
+        if once(places[0]) * len(places) * _PASSES > budget_s:
+            places = doubling(places)
+        seconds: dict[int, list[float]] = {}
+        for place in places:
+            once(place)
+            seconds[place] = [once(place)]
+            if len(seconds) >= 3 and self.clock() - start >= budget_s:
+                break
+        chosen = list(seconds)
         for _ in range(_MOST_PASSES):
-            for place in self.rng.sample(chosen, len(chosen)):
-                seconds[place].append(once(place))
             if self.clock() - start >= budget_s:
                 break
+            for place in self.rng.sample(chosen, len(chosen)):
+                seconds[place].append(once(place))
         return Samples(seconds)
 
 

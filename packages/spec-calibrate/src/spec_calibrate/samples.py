@@ -58,7 +58,10 @@ def widths_to_measure(most: int) -> tuple[int, ...]:
     return tuple(w for w in range(1, most + 1) if w <= 9 or w % 8 <= 1 or w % 4 == 0 or w == most)
 
 
-def evenly(places: Sequence[int], n: int) -> list[int]:
-    """About n of the places, the first and the last one among them."""
-    last = len(places) - 1
-    return sorted({places[round(i * last / max(1, n - 1))] for i in range(n)})
+def doubling(places: Sequence[int]) -> list[int]:
+    """The first place, then each that is at least twice the one before, and the last one."""
+    chosen = [places[0]]
+    for place in places:
+        if place >= 2 * chosen[-1]:
+            chosen.append(place)
+    return sorted({*chosen, places[-1]})

@@ -3,6 +3,7 @@
 import atexit
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -199,7 +200,8 @@ def converted(gguf: Path) -> Path:
     stat = gguf.stat()
     identity = f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{version('spec-convert')}"
     digest = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:12]
-    folder = env.cache_dir() / "converted" / f"{gguf.stem}-{digest}"
+    stem = re.sub(r"[^\w.-]", "_", gguf.stem)  # mlx-lm takes a path with brackets for a pattern
+    folder = env.cache_dir() / "converted" / f"{stem}-{digest}"
     if not is_complete(folder):
         with _alone(folder):
             if not is_complete(folder):  # another process may have made it meanwhile

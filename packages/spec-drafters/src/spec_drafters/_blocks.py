@@ -215,10 +215,10 @@ def _log_snr_rows(weights: Weights, head: HeadConfig) -> mx.array | None:
     second_bias = weights.array("log_snr_embed.fc2.bias", (width,), dtype=mx.float32)
     # The anchor is free of noise (log-SNR at its maximum), the masks are all noise.
     snr = [high] + [low] * (head.block_size - 1)
-    times = mx.array([1000 * (x - low) / (high - low) for x in snr])[:, None]
-    frequencies = mx.array([math.exp(-math.log(10000) * i / 64) for i in range(64)])
-    angles = times * frequencies
-    features = mx.concatenate([mx.sin(angles), mx.cos(angles)], axis=1)  # (B, 128)
+    times = [1000 * (x - low) / (high - low) for x in snr]
+    angles = [[t * 10000 ** (-i / 64) for i in range(64)] for t in times]
+    rows_of = [[*map(math.sin, row), *map(math.cos, row)] for row in angles]
+    features = mx.array(rows_of)  # (B, 128)
     inner = features @ first.T + first_bias
     rows = (inner * mx.sigmoid(inner)) @ second.T + second_bias
     return rows.astype(weights.dtype)

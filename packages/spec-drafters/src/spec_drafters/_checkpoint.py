@@ -8,7 +8,8 @@ import mlx.core as mx
 
 from spec_core import LoadError, Target
 from spec_drafters._files import read_config, read_tensors
-from spec_drafters._head import HeadConfig
+from spec_drafters._gguf import read_gguf
+from spec_drafters._head import HeadConfig, Lineage
 from spec_drafters._packaging import read_block_head
 from spec_drafters._weights import Weights
 
@@ -29,11 +30,13 @@ class Checkpoint:
         path: The folder.
         config: config.json.
         tensors: By canonical name; data is read when it is first used.
+        lineage: What a GGUF file says beyond the config's keys; None for safetensors.
     """
 
     path: Path
     config: dict[str, Any]
     tensors: dict[str, mx.array]
+    lineage: Lineage | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -54,16 +57,20 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Open a drafter folder; reads the config and the tensors' headers.
+    """Open a drafter folder or GGUF file; reads the config and the tensors' headers.
 
     Raises:
         LoadError: the folder does not hold a checkpoint.
     """
     folder = Path(path)
+    if folder.suffix == ".gguf" and folder.is_file():
+        config, tensors, lineage = read_gguf(folder)
+        config["quantization"] = {"group_size": 32}  # of the blocks that MLX repacks
+        return Checkpoint(folder, config, tensors, lineage)
     if not folder.is_dir():
         raise LoadError(
-            f'[load] A drafter must be a folder, got "{folder}". Pass the folder that holds '
-            "config.json and the weights."
+            f'[load] A drafter must be a folder or a GGUF file, got "{folder}". Pass the folder '
+            "that holds config.json and the weights."
         )
     tensors = {_canonical(name): array for name, array in read_tensors(folder).items()}
     return Checkpoint(folder, read_config(folder), tensors)
@@ -71,7 +78,9 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
 
 def read_head(checkpoint: Checkpoint, target: Target) -> HeadConfig:
     """The block head that a checkpoint holds."""
-    return read_block_head(checkpoint.config, checkpoint.shapes, target.hidden_size)
+    return read_block_head(
+        checkpoint.config, checkpoint.shapes, target.hidden_size, checkpoint.lineage
+    )
 
 
 def _canonical(name: str) -> str:

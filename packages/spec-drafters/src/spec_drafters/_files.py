@@ -20,13 +20,13 @@ _PATTERNS = ["*.json", "*.safetensors"]  # a checkpoint's Python files are not f
 
 
 def locate(name: Path | str) -> Path:
-    """The folder of a drafter: a local one, or a snapshot of the Hugging Face hub.
+    """The folder of a drafter (or its GGUF file): here, or a snapshot of the Hugging Face hub.
 
     Raises:
         LoadError: neither exists.
     """
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = Path(str(name).removeprefix("gguf:")).expanduser()
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return path
     text = str(name)
     if path.is_file() or text.count("/") != 1 or text.startswith((".", "/", "~")):

@@ -18,18 +18,21 @@ Config = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def read_block_head(config: Config, shapes: Shapes, target_hidden_size: int) -> HeadConfig:
+def read_block_head(
+    config: Config, shapes: Shapes, target_hidden_size: int, lineage: Lineage | None = None
+) -> HeadConfig:
     """The head of a checkpoint.
 
     Args:
         config: config.json, native or in the speculators schema.
         shapes: Shape of each tensor by canonical name.
         target_hidden_size: H of the target.
+        lineage: What another container says beyond the keys.
 
     Raises:
         LoadError: the algorithm is not supported, or a needed setting is missing.
     """
-    settings = _settings(config)
+    settings = _settings(config, lineage)
     family = _family(settings, shapes)
     backbone = _backbone(settings, shapes, family)
     head = HeadConfig(
@@ -51,19 +54,19 @@ def read_block_head(config: Config, shapes: Shapes, target_hidden_size: int) -> 
     return replace(head, **_dflash_extras(settings, shapes, family))
 
 
-def block_family(config: Config, shapes: Shapes) -> Family:
+def block_family(config: Config, shapes: Shapes, lineage: Lineage | None = None) -> Family:
     """Which of the block families a checkpoint holds.
 
     Raises:
         LoadError: none that is supported.
     """
-    return _family(_settings(config), shapes)
+    return _family(_settings(config, lineage), shapes)
 
 
-def _settings(config: Config) -> "_Settings":
+def _settings(config: Config, lineage: Lineage | None) -> "_Settings":
     if is_speculators(config):
         return _Settings(*translate(config))
-    return _Settings(config, Lineage())
+    return _Settings(config, lineage or Lineage())
 
 
 class _Settings:
@@ -283,7 +286,7 @@ def _log_snr(settings: _Settings, family: Family) -> tuple[float, float] | None:
 def _dspark_extras(settings: _Settings, shapes: Shapes, backbone: Backbone) -> dict[str, Any]:
     gemma = backbone.kind == "gemma4"
     markov = None
-    if "markov_head.markov_w1.weight" in shapes:
+    if shapes.get("markov_head.markov_w1.weight", (0, 0))[1]:  # rank 0 is none
         markov = settings.get("markov_head_type", "vanilla")
         if markov not in ("vanilla", "gated", "rnn"):
             raise LoadError(

@@ -34,6 +34,34 @@ class Yarn:
 
 
 @dataclass(frozen=True, slots=True)
+class Llama3:
+    """Llama 3.1's scaling: slow pairs are slowed down further, fast ones kept.
+
+    Attributes:
+        factor: By how much.
+        original: Positions of the model before the extension.
+        low: Turns over the original context below which a pair is slowed down whole.
+        high: Turns above which it is kept.
+    """
+
+    factor: float
+    original: int
+    low: float = 1.0
+    high: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """All pairs slowed down alike.
+
+    Attributes:
+        factor: By how much.
+    """
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """How queries and keys are rotated.
 
@@ -42,14 +70,14 @@ class Rope:
         dims: Leading dimensions of a head that take part.
         interleaved: Pairs are (2j, 2j + 1) instead of (j, j + dims / 2).
         n_pairs: Only this many pairs turn ("proportional"); None turns all.
-        yarn: Context extension, or None.
+        scaling: Context extension, or None.
     """
 
     theta: float
     dims: int
     interleaved: bool = False
     n_pairs: int | None = None
-    yarn: Yarn | None = None
+    scaling: Yarn | Llama3 | Linear | None = None
 
 
 class Rotation:
@@ -64,10 +92,10 @@ class Rotation:
         self._rope = rope
         self._periods = _periods(rope)
         self._gain: mx.array | None = None
-        if rope.yarn is not None:
-            gain = rope.yarn.attention_factor
+        if isinstance(rope.scaling, Yarn):
+            gain = rope.scaling.attention_factor
             if gain is None:
-                gain = 0.1 * math.log(rope.yarn.factor) + 1.0 if rope.yarn.factor > 1 else 1.0
+                gain = 0.1 * math.log(max(rope.scaling.factor, 1.0)) + 1.0
             self._gain = mx.array([gain] * rope.dims + [1.0] * (head_dim - rope.dims))
 
     def __call__(self, x: mx.array, offset: int) -> mx.array:
@@ -91,10 +119,23 @@ def _periods(rope: Rope) -> mx.array | None:
     plain = [rope.theta ** (2 * j / rope.dims) for j in range(half)]
     if rope.n_pairs is not None:
         return mx.array([p if j < rope.n_pairs else math.inf for j, p in enumerate(plain)])
-    if rope.yarn is None:
+    scaling = rope.scaling
+    if scaling is None:
         return None
-    yarn = rope.yarn
+    if isinstance(scaling, Linear):
+        return mx.array([p * scaling.factor for p in plain])
+    if isinstance(scaling, Llama3):
+        return mx.array([_llama3_period(scaling, p) for p in plain])
+    return mx.array(_yarn_periods(scaling, rope, plain))
 
+
+def _llama3_period(scaling: Llama3, period: float) -> float:
+    turns = scaling.original / (2 * math.pi * period)
+    keep = min(max((turns - scaling.low) / (scaling.high - scaling.low), 0.0), 1.0)
+    return 1 / (keep / period + (1 - keep) / (scaling.factor * period))
+
+
+def _yarn_periods(yarn: Yarn, rope: Rope, plain: list[float]) -> list[float]:
     def pair_at(rotations: float) -> float:
         """Index of the pair that turns this often over the original context."""
         ratio = yarn.original / (rotations * 2 * math.pi)
@@ -106,9 +147,8 @@ def _periods(rope: Rope) -> mx.array | None:
     periods: list[float] = []
     for j, period in enumerate(plain):
         slow = min(max((j - low) / width, 0.0), 1.0)
-        frequency = slow / (yarn.factor * period) + (1 - slow) / period
-        periods.append(1 / frequency)
-    return mx.array(periods)
+        periods.append(1 / (slow / (yarn.factor * period) + (1 - slow) / period))
+    return periods
 
 
 def read_rope(
@@ -142,25 +182,33 @@ def read_rope(
     dims = int(head_dim * partial)
     if kind in ("default", "proportional", "mrope", None):
         return Rope(theta, dims, interleaved)
-    if kind == "linear" and float(parameters.get("factor", 1.0)) == 1.0:
-        return Rope(theta, dims, interleaved)
-    if kind == "yarn":
-        original = parameters.get("original_max_position_embeddings")
-        if original is None:
-            raise LoadError(
-                f'[{where}] YaRN needs "original_max_position_embeddings", got none in the '
-                "checkpoint's rope settings. Add it to config.json."
-            )
-        gain = parameters.get("attention_factor")
-        yarn = Yarn(
-            float(parameters["factor"]),
-            int(original),
-            float(parameters.get("beta_fast") or 32.0),
-            float(parameters.get("beta_slow") or 1.0),
-            None if gain is None else float(gain),
+    return Rope(theta, dims, interleaved, scaling=_scaling(kind, parameters, where))
+
+
+def _scaling(kind: str, parameters: Mapping[str, Any], where: str) -> Yarn | Llama3 | Linear:
+    if kind == "linear":
+        return Linear(float(parameters["factor"]))
+    if kind not in ("yarn", "llama3"):
+        raise LoadError(
+            f'[{where}] The rope type must be "default", "linear", "llama3" or "yarn", got '
+            f'"{kind}". Use another drafter for this target.'
         )
-        return Rope(theta, dims, interleaved, yarn=yarn)
-    raise LoadError(
-        f'[{where}] The rope type must be "default" or "yarn", got "{kind}". '
-        "Use another drafter for this target."
+    original = parameters.get("original_max_position_embeddings")
+    if original is None:
+        raise LoadError(
+            f'[{where}] Rope type "{kind}" needs "original_max_position_embeddings", got none in '
+            "the checkpoint's rope settings. Add it to config.json."
+        )
+    factor = float(parameters["factor"])
+    if kind == "llama3":
+        low = float(parameters.get("low_freq_factor") or 1.0)
+        high = float(parameters.get("high_freq_factor") or 4.0)
+        return Llama3(factor, int(original), low, high)
+    gain = parameters.get("attention_factor")
+    return Yarn(
+        factor,
+        int(original),
+        float(parameters.get("beta_fast") or 32.0),
+        float(parameters.get("beta_slow") or 1.0),
+        None if gain is None else float(gain),
     )

@@ -15,7 +15,9 @@ import mlx.core as mx
 from spec_core import LoadError
 from spec_drafters._linear import Matrix, Quantised, quantise
 
-_SCALE_NAMES = (".weight_scale", ".weight_scale_2", ".weight_scale_inv", ".input_scale")
+_SCALE_NAMES = (".weight_scale", ".weight_scale_2", ".weight_scale_inv")
+# Buffers, and scales of activations and caches, which are not quantised here.
+_LEFTOVERS = (".input_scale", ".k_scale", ".v_scale", ".inv_freq")
 # E2M1 code points; the upper half of the 16 codes is negative.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -196,7 +198,8 @@ class Weights:
         )
 
     def _may_ignore(self, name: str) -> bool:
-        return name.startswith(self._ignored) or name.endswith(".input_scale")
+        empty = self._tensors[name].size == 0  # a Markov table of rank 0
+        return empty or name.startswith(self._ignored) or name.endswith(_LEFTOVERS)
 
     def _matrix_array(self, name: str) -> mx.array:
         for candidate in (f"{name}.weight", name):
@@ -228,7 +231,7 @@ class Weights:
         if not self.has(name):
             raise self._absent(f"{base}.weight")
         array = self._take(name)
-        scales = {s: self._take(base + s) for s in _SCALE_NAMES[:3] if self.has(base + s)}
+        scales = {s: self._take(base + s) for s in _SCALE_NAMES if self.has(base + s)}
         if ".weight_scale_2" in scales:
             array = from_nvfp4(array, scales[".weight_scale"], scales[".weight_scale_2"])
         elif scales:

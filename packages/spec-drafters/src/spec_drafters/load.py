@@ -52,7 +52,8 @@ def load_drafter(
     """Load what drafts for a target.
 
     Args:
-        path_or_id: Folder or hub id of a drafter, or of a small model; None asks the known pairs.
+        path_or_id: Folder, GGUF file or hub id of a drafter, or folder or id of a small model; None
+            asks the known pairs.
         target: The model it drafts for.
         mode: "auto", or the kind that must come out: "dspark", "dflash" (DFlash 2 included),
             "eagle3", "draft-model", "lookup".
@@ -156,7 +157,7 @@ def detect(checkpoint: Checkpoint) -> str:
     if is_eagle3(config, shapes):
         return "eagle3"
     if "fc.weight" in shapes or "hidden_norm.weight" in shapes:
-        return block_family(config, shapes)
+        return block_family(config, shapes, checkpoint.lineage)
     if "embed_tokens.weight" in shapes:
         return "draft-model"
     raise LoadError(

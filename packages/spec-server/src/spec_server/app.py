@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from spec_server.engine import Engine
 from spec_server.errors import Refusal, body_of, dialect_of
 from spec_server.gate import Gate, too_large
+from spec_server.page import add_page
 from spec_server.routes import add_facts, add_messages, add_openai
 from spec_server.service import Service
 from spec_server.settings import Settings
@@ -34,6 +35,7 @@ def create_app(engine: Engine, settings: Settings) -> ASGIApp:
     add_openai(app, service)
     add_messages(app, service)
     add_facts(app, service)
+    add_page(app)
     _add_errors(app, settings)
     paths = frozenset(getattr(route, "path", "") for route in app.routes)
     inner: ASGIApp = app

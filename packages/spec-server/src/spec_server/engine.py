@@ -17,12 +17,14 @@ import mlx.core as mx
 from spec_core import NumericsError, Round, SpecError
 from spec_core.batch import Batch
 from spec_core.lending import Lender
+from spec_server.disk import DiskTier, open_disk_tier
 from spec_server.errors import PromptTooLong, Refusal
 from spec_server.jobs import Ask, End, Event, Failure, Job, Progress, Served
 from spec_server.metrics import Metrics
 from spec_server.prefix import PrefixCache
 from spec_server.running import Generation, Machinery
 from spec_server.settings import Settings
+from spec_targets.snapshot import rebuilt
 
 _log = logging.getLogger("spec_server")
 _IDLE_S = 0.25  # how often an idle engine looks whether it should stop
@@ -161,18 +163,28 @@ class Engine:
             _log.exception("[engine] The engine thread ended.")
         else:
             self.status = "stopped"
+            if self.prefix is not None:
+                self.prefix.write_all()
         self._refuse_all("The server is shutting down.", 503)
 
     def _open(self) -> None:
         served = self._load()
         self.served = served
         self.machinery = Machinery(served, self.metrics)
-        self.prefix = PrefixCache(served.pair.target, self.settings.prefix_bytes)
+        self.prefix = PrefixCache(
+            served.pair.target, self.settings.prefix_bytes, self._open_disk(served)
+        )
         self.metrics.cache_budget.set(self.settings.prefix_bytes)
         self._lender = Lender(served.pair.drafter) if served.pair.drafter is not None else None
         self._batch = self._new_batch()
         self.batch_refusal = self._batch.refusal
         self._kv_per_token = _kv_per_token(served)
+
+    def _open_disk(self, served: Served) -> DiskTier | None:
+        folder = self.settings.prefix_dir
+        if folder is None or not self.settings.prefix_bytes:
+            return None
+        return open_disk_tier(folder, self.settings.prefix_disk_bytes, served, rebuilt)
 
     def _new_batch(self) -> Batch:
         assert self.served is not None
@@ -184,6 +196,8 @@ class Engine:
         self._drop_cancelled()
         self._admit()
         if not self._running:
+            if self.prefix is not None:
+                self.prefix.write_one()
             return
         assert self._batch is not None
         try:
@@ -246,7 +260,7 @@ class Engine:
             drafter = self._lender.lend() if self._lender is not None else None
             hit = self.prefix.fetch(job.ask.prompt, drafter)
             if hit is not None:
-                self.metrics.cache_hits.labels("memory").inc()
+                self.metrics.cache_hits.labels(hit.tier).inc()
                 job.sink(Progress(hit.n_tokens, len(job.ask.prompt)))
             else:
                 self.metrics.cache_misses.inc()

@@ -14,9 +14,11 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core import Drafter, TargetOutput
+from spec_server.disk import DiskTier
 from spec_server.jobs import common_prefix
 
 _LEAST = 8  # tokens below which a state is not worth keeping
+_MOST_UNWRITTEN = 16  # states that wait to be written; older ones stay in memory alone
 _MOST_DRAFTS = 4  # drafter contexts per entry, the longest ones
 
 
@@ -33,10 +35,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A live cache to go on from, and the length it stands for."""
+    """A live cache to go on from, the length it stands for, and where it was found."""
 
     cache: Any
     n_tokens: int
+    tier: str = "memory"
 
 
 class PrefixCache:
@@ -45,12 +48,15 @@ class PrefixCache:
     Args:
         target: One with `freeze` and `thaw`; any other keeps nothing.
         budget: Most bytes.
+        disk: Where states outlive the process.
     """
 
-    def __init__(self, target: Any, budget: int) -> None:
+    def __init__(self, target: Any, budget: int, disk: DiskTier | None = None) -> None:
         self._target = target
         self.budget = budget
+        self.disk = disk
         self.entries: list[Entry] = []
+        self._unwritten: list[Entry] = []
         self.enabled = budget > 0 and hasattr(target, "freeze") and hasattr(target, "thaw")
 
     @property
@@ -63,12 +69,12 @@ class PrefixCache:
 
         At least one id of the prompt is left to forward.
         """
-        best, best_n = None, 0
-        for entry in self.entries:
-            n = min(common_prefix(entry.tokens, prompt), len(prompt) - 1)
-            n = _restorable(entry, n, drafter)
+        best, best_n = self._search(prompt, drafter)
+        tier = "memory"
+        if self._read_back(prompt, best_n):
+            found, n = self._search(prompt, drafter)
             if n > best_n:
-                best, best_n = entry, n
+                best, best_n, tier = found, n, "disk"
         if best is None or best_n < _LEAST:
             return None
         best.used = time.monotonic()
@@ -79,7 +85,38 @@ class PrefixCache:
             else:
                 drafter.reset()
                 drafter.observe(list(best.tokens[:best_n]), TargetOutput(mx.array([])))
-        return Hit(cache, best_n)
+        return Hit(cache, best_n, tier)
+
+    def write_one(self) -> None:
+        """Write a state that is not on disk yet; for when there is nothing better to do."""
+        if self.disk is not None and self._unwritten:
+            entry = self._unwritten.pop()
+            self.disk.save(entry.tokens, entry.frozen)
+
+    def write_all(self) -> None:
+        """Write what is not on disk yet."""
+        while self._unwritten:
+            self.write_one()
+
+    def _search(self, prompt: Sequence[int], drafter: Drafter | None) -> tuple[Entry | None, int]:
+        """The entry in memory that goes furthest, and how far."""
+        best, best_n = None, 0
+        for entry in self.entries:
+            n = min(common_prefix(entry.tokens, prompt), len(prompt) - 1)
+            n = _restorable(entry, n, drafter)
+            if n > best_n:
+                best, best_n = entry, n
+        return best, best_n
+
+    def _read_back(self, prompt: Sequence[int], than: int) -> bool:
+        """Bring a state from disk that shares clearly more with the prompt; True if one came."""
+        if self.disk is None:
+            return False
+        stored, n = self.disk.best(prompt)
+        if stored is None or min(n, len(prompt) - 1) < than + _LEAST:
+            return False
+        frozen = self.disk.load(stored)
+        return frozen is not None and self.put(stored.tokens, frozen, {}) is not None
 
     def store(self, tokens: Sequence[int], cache: Any, drafts: dict[int, Any]) -> Entry | None:
         """Keep a copy of a closed cache that stands for `tokens`; returns the new entry."""
@@ -90,7 +127,10 @@ class PrefixCache:
         frozen = self._target.freeze(cache)
         if frozen is None:
             return None
-        return self.put(tuple(tokens), frozen, drafts)
+        entry = self.put(tuple(tokens), frozen, drafts)
+        if entry is not None and self.disk is not None:
+            self._unwritten = [*self._unwritten[-(_MOST_UNWRITTEN - 1) :], entry]
+        return entry
 
     def put(self, tokens: tuple[int, ...], frozen: Any, drafts: dict[int, Any]) -> Entry | None:
         """Keep a frozen state; None when it is larger than the budget."""

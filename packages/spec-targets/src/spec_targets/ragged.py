@@ -200,7 +200,7 @@ class RaggedPacked(RaggedCache):
 class RecurrentRows(RecurrentCache):
     """Recurrent states of B sequences, side by side."""
 
-    def prepare(self, n_new: int, offset: mx.array) -> None:
+    def prepare(self, n_new: int, offset: mx.array) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Remember the states and note what the rows feed in."""
         self.open()
 
@@ -292,7 +292,7 @@ def _as_ragged(entry: Any) -> RaggedCache:
     if isinstance(entry, RaggedCache):
         return entry
     if isinstance(entry, QuantizedKVCache):
-        buffers = [*entry.keys, *entry.values]
+        buffers = [*entry.keys, *entry.values]  # pyright: ignore[reportOptionalIterable]
         return RaggedPacked(buffers, [entry.offset], entry.group_size, entry.bits)
     buffers = [entry.keys, entry.values]
     if isinstance(entry, WindowCache):

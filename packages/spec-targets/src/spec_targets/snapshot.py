@@ -148,7 +148,7 @@ def freeze_entry(entry: Any, offset: int) -> FrozenEntry | None:
         arrays = _copies((entry.keys, entry.values), entry.offset)
         return FrozenEntry("rows", arrays, entry.offset)
     if type(entry) is QuantizedKVCache:
-        arrays = _copies((*entry.keys, *entry.values), entry.offset)
+        arrays = _copies((*entry.keys, *entry.values), entry.offset)  # pyright: ignore[reportOptionalIterable]
         return FrozenEntry("packed", arrays, entry.offset, (entry.group_size, entry.bits))
     if type(entry) is WindowCache:
         arrays = _copies((entry.keys, entry.values), entry.n_held)

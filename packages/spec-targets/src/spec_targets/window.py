@@ -3,12 +3,17 @@
 mlx-lm's RotatingKVCache overwrites the oldest rows in place, so a rejected row cannot be taken back
 once the window is full. Here the rows stay in order behind a little slack: writing appends, rolling
 back moves two integers, and a row's attention sums run in the same order at any block width.
+
+Metal's attention deals keys out to its 32 lanes by their index, so what is returned starts at a
+position that is a multiple of 32, and a mask hides the rows before the window.
 """
 
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
+
+_LANES = 32
 
 
 class WindowCache:
@@ -44,15 +49,15 @@ class WindowCache:
         return self._n
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append rows (B, heads, T, hd); returns the T rows and up to W - 1 before them."""
+        """Append rows (B, heads, T, hd); returns them and the rows before them that count."""
         n_new = keys.shape[2]
         held_keys, held_values = self._room_for(keys, values)
         start, end = self._n, self._n + n_new
+        self._first = start - self._n_before()
         held_keys[..., start:end, :] = keys
         held_values[..., start:end, :] = values
         self.keys, self.values = held_keys, held_values
         self._n, self.offset = end, self.offset + n_new
-        self._first = start - min(start, self.window - 1)
         return held_keys[..., self._first : end, :], held_values[..., self._first : end, :]
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
@@ -67,14 +72,12 @@ class WindowCache:
     ) -> mx.array | str | None:
         """Mask for the next `n_rows` rows over what `update_and_fetch` will return."""
         window = min(window_size or self.window, self.window)
-        before = min(self._n, self.window - 1)
-        if before + n_rows <= window:
-            if n_rows == 1 and not return_array:
-                return None
-            return create_causal_mask(n_rows, before) if return_array else "causal"
-        if n_rows == 1 and window == self.window and not return_array:
-            return None
-        return create_causal_mask(n_rows, before, window_size=window)
+        before = self._n_before()
+        if before + n_rows > window:
+            return create_causal_mask(n_rows, before, window_size=window)
+        if return_array:
+            return create_causal_mask(n_rows, before)
+        return None if n_rows == 1 else "causal"
 
     def trim(self, n: int) -> int:
         """Forget the newest `n` rows.
@@ -112,16 +115,27 @@ class WindowCache:
         """True before the first row."""
         return self.keys is None
 
+    def _n_before(self) -> int:
+        """Rows before the next ones that a fetch returns: the window, from a multiple of 32 on."""
+        oldest = self.offset - self._n  # absolute position of the first row held
+        first = max(0, self.offset - self.window + 1) // _LANES * _LANES
+        return self.offset - max(oldest, first)
+
+    @property
+    def _capacity(self) -> int:
+        """Rows of a buffer: the window, what aligns it, and the slack twice."""
+        return self.window + _LANES - 1 + 2 * self.slack
+
     def _room_for(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Buffers with room for the new rows; drops the oldest rows only when they are full."""
         n_new = keys.shape[2]
         if self.keys is None or self.values is None:
-            capacity = max(self.window + 2 * self.slack, n_new)
+            capacity = max(self._capacity, n_new)
             return _zeros(keys, capacity), _zeros(values, capacity)
         if self._n + n_new <= self.keys.shape[2]:
             return self.keys, self.values
-        kept = min(self._n, self.window - 1 + self.slack)
-        capacity = max(self.window + 2 * self.slack, kept + n_new)
+        kept = min(self._n, self.window + _LANES - 2 + self.slack)
+        capacity = max(self._capacity, kept + n_new)
         parts: list[Any] = []
         for old, new in ((self.keys, keys), (self.values, values)):
             rest = _zeros(new, capacity - kept)
