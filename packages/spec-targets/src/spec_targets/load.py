@@ -160,7 +160,7 @@ def _split(network: Any, config: dict[str, Any], group: mx.distributed.Group) ->
     except (AssertionError, ValueError) as error:
         raise LoadError(
             f'[load] Model type "{model_type}" must divide by the {n_ranks} processes: '
-            f"{_first_line(error)} Start another number of them."
+            f"{_one_line(error)} Start another number of them."
         ) from error
 
 
