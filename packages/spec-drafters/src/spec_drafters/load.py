@@ -58,8 +58,9 @@ def load_drafter(
         mode: "auto", or the kind that must come out: "dspark", "dflash" (DFlash 2 included),
             "eagle3", "draft-model", "lookup".
         model: Name or folder of the target, to find its pair and its vocabulary.
-        bits: 4 or 8 quantises the drafter's linears and embeddings at load; 16 does not. A
-            checkpoint that is quantised already stays as it is.
+        bits: 4 or 8 quantises the drafter's linears and embeddings at load; a checkpoint that is
+            quantised already stays as it is. 16 computes with plain matrices, unpacked if need be:
+            the fastest on a CPU with a fast BLAS, which quantised products do not use.
         window: Context rows that a bidirectional head sees, the newest; 0 for all.
         confidence_threshold: DSpark only: cut drafts at the first slot less sure than this; the
             pair's without, or 0.
