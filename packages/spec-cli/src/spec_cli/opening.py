@@ -200,7 +200,8 @@ def converted(gguf: Path) -> Path:
     stat = gguf.stat()
     identity = f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{version('spec-convert')}"
     digest = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:12]
-    stem = re.sub(r"[^\w.-]", "_", gguf.stem)  # mlx-lm takes a path with brackets for a pattern
+    # Plain and short: mlx-lm takes brackets for a pattern, and names end at 255 bytes.
+    stem = re.sub(r"[^\w.-]", "_", gguf.stem, flags=re.ASCII)[:80]
     folder = env.cache_dir() / "converted" / f"{stem}-{digest}"
     if not is_complete(folder):
         with _alone(folder):
