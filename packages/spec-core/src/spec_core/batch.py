@@ -7,6 +7,7 @@ own path, plain steps pipelined. Prompts are forwarded alone, one chunk a step, 
 go on meanwhile. Knows nothing about queues, threads or texts.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -65,6 +66,18 @@ class BatchTarget(Protocol):
         ...
 
 
+class Crowd(Protocol):
+    """Decides whether rows that share a forward may draft."""
+
+    def may_draft(self, width: int) -> bool:
+        """Whether the round that begins now, of so many rows, may hold drafts."""
+        ...
+
+    def observe(self, width: int, drafted: bool, n_tokens: int, seconds: float) -> None:
+        """Learn from a finished round: whether it was allowed to draft, and what it brought."""
+        ...
+
+
 @dataclass(slots=True)
 class RowCache:
     """Stands in for a row's cache while the row is part of a batch."""
@@ -109,10 +122,15 @@ class Batch:
     Args:
         target: A `Target`; rows share forwards when it is also a `BatchTarget`.
         share: False decodes row by row even where the target can batch.
+        crowd: Whether rows may draft while they share a forward; always, without. Rows that sample
+            with a seed draft as they do alone, since their draws depend on it. The caps of rows
+            learn only from rounds on their own.
     """
 
-    def __init__(self, target: Any, *, share: bool = True) -> None:
+    def __init__(self, target: Any, *, share: bool = True, crowd: Crowd | None = None) -> None:
         self._target = target
+        self._crowd = crowd
+        self._settled: tuple[int, ...] = ()  # the rows of the round before
         self.refusal = _refusal(target) if share else "batching is switched off"
         self._waiting: list[Row] = []  # prompts not forwarded yet, first come first
         self._running: list[Row] = []  # decoding, each on its own cache
@@ -272,8 +290,10 @@ class Batch:
     def _round(self) -> Outcomes:
         """Draft row by row, verify together, accept row by row."""
         rows = self._joined
+        started = time.perf_counter()
+        may_draft = self._crowd is None or self._crowd.may_draft(len(rows))
         before = [(row.run.seen, row.run.keys.getstate()) for row in rows]
-        drafts: list[Draft | Exception] = [self._draft(row) for row in rows]
+        drafts: list[Draft | Exception] = [self._draft(row, may_draft) for row in rows]
         good = [d if isinstance(d, Draft) else NO_DRAFTS for d in drafts]
         try:
             steps = self._verify(rows, good)
@@ -286,11 +306,20 @@ class Batch:
                 row.run.seen = seen
                 row.run.keys.setstate(keys)
             return self._by_turns(self._part())
-        return self._settle(rows, steps, values, drafts)
+        outcomes = self._settle(rows, steps, values, drafts)
+        ids = tuple(id(row) for row in rows)
+        if self._crowd is not None and ids == self._settled:  # joining rows costs time of its own
+            n_tokens = sum(len(r.tokens) for _, r in outcomes if isinstance(r, Round))
+            seconds = time.perf_counter() - started
+            self._crowd.observe(len(rows), may_draft, n_tokens, seconds)
+        self._settled = ids
+        return outcomes
 
-    def _draft(self, row: Row) -> Draft | Exception:
+    def _draft(self, row: Row, may_draft: bool) -> Draft | Exception:
+        sampling = row.run.request.sampling
+        steady = sampling.seed is not None and not sampling.greedy
         try:
-            row.cap = max(row.run.take_cap(), 0)
+            row.cap = max(row.run.take_cap(), 0) if may_draft or steady else 0
             return row.run.propose(row.cap) if row.cap else NO_DRAFTS
         except Exception as error:
             return error
@@ -343,9 +372,7 @@ class Batch:
                 row.shared.offset += n
             kind: RoundKind = "verify" if step.draft.n_drafted else "plain"
             try:
-                round_ = row.run.record(step, choice, kind, row.cap)
-                row.run.cap.observe(round_)
-                outcomes.append((row, round_))
+                outcomes.append((row, row.run.record(step, choice, kind, row.cap)))
             except Exception as error:
                 outcomes.append((row, error))
         return outcomes

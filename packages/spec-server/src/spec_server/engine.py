@@ -17,6 +17,7 @@ import mlx.core as mx
 from spec_core import NumericsError, Round, SpecError
 from spec_core.batch import Batch
 from spec_core.lending import Lender
+from spec_server.crowd import CrowdCap
 from spec_server.disk import DiskTier, open_disk_tier
 from spec_server.errors import PromptTooLong, Refusal
 from spec_server.jobs import Ask, End, Event, Failure, Job, Progress, Served
@@ -52,6 +53,7 @@ class Engine:
         self.batch_refusal: str | None = None
         self.machinery: Machinery | None = None
         self.prefix: PrefixCache | None = None
+        self.crowd = CrowdCap()
         self._arrived: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._waiting: deque[Job] = deque()
         self._running: list[Generation] = []
@@ -188,7 +190,8 @@ class Engine:
 
     def _new_batch(self) -> Batch:
         assert self.served is not None
-        return Batch(self.served.pair.target, share=self.settings.max_batch > 1)
+        share = self.settings.max_batch > 1
+        return Batch(self.served.pair.target, share=share, crowd=self.crowd)
 
     def _turn(self) -> None:
         """Take what arrived, then one step of the batch."""

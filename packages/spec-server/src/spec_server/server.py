@@ -1,5 +1,6 @@
 """An engine behind a listening socket: for the command line, and to embed in a program."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -42,15 +43,18 @@ class Server:
             )
         )
         self._thread: threading.Thread | None = None
+        self._socket: socket.socket | None = None
 
     def load(self) -> None:
-        """Load the model and wait for it.
+        """Take the port, then load the model and wait for it.
 
         Raises:
-            SpecError: it cannot be served; the message says why.
+            SpecError: the port is not free, or the model cannot be served; the message says why.
         """
+        self._socket = _bound(self.settings.host, self.settings.port)
         self.engine.start()
         if not self.engine.wait_ready():
+            self._close()
             error = self.engine.error
             if isinstance(error, SpecError):
                 raise error
@@ -59,20 +63,21 @@ class Server:
     def run(self) -> None:
         """Serve on this thread until a signal ends it; `load` comes first."""
         try:
-            self._uvicorn.run()
+            self._uvicorn.run(sockets=self._sockets)
         finally:
             self.engine.stop()
+            self._close()
 
     def start(self) -> None:
         """Load, then serve on another thread; returns when the port listens."""
         self.load()
-        self._thread = threading.Thread(target=self._uvicorn.run, name="spec-http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._uvicorn.run, args=(self._sockets,), name="spec-http", daemon=True
+        )
         self._thread.start()
         while not self._uvicorn.started:
             if not self._thread.is_alive():
-                raise SpecError(
-                    f"[serve] Port {self.settings.port} of {self.settings.host} must be free."
-                )
+                raise SpecError("[serve] The HTTP thread ended before it listened.")
             time.sleep(0.01)
 
     def stop(self) -> None:
@@ -81,11 +86,22 @@ class Server:
         if self._thread is not None:
             self._thread.join(_DRAIN_S + 5)
         self.engine.stop()
+        self._close()
+
+    def _close(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+        self._socket = None
+
+    @property
+    def _sockets(self) -> list[socket.socket]:
+        return [self._socket] if self._socket is not None else []
 
     @property
     def url(self) -> str:
-        """Where it listens, once started."""
-        address = self._uvicorn.servers[0].sockets[0].getsockname()
+        """Where it listens, once loaded."""
+        (sock,) = self._sockets
+        address = sock.getsockname()
         host = address[0] if ":" not in address[0] else f"[{address[0]}]"
         return f"http://{host}:{address[1]}"
 
@@ -105,3 +121,21 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket bound to an address, so that a port in use is known before a model is loaded."""
+    refusal = f"[serve] Port {port} of {host} must be free to bind"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise SpecError(f"{refusal}: {error}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise SpecError(f"{refusal}: {error}") from None
+    return sock

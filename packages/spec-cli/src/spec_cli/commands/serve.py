@@ -5,13 +5,14 @@ from typing import Any
 
 import click
 
-from spec_cli import caps, env, opening, render
+from spec_cli import caps, env, render
 from spec_cli.commands.options import (
     MODES,
     Finite,
     drafter_option,
     drafter_options,
     model_options,
+    names_of,
     open_target,
     refuse_unused,
     wish_of,
@@ -65,7 +66,7 @@ def serve(**options: Any) -> None:
         render.note(f"Requests take turns, because {refusal}.")
     if server.is_public and settings.api_key is None:
         render.note("Anyone who reaches this address can use it. --api-key asks for a key.")
-    render.note(f"{served.model} ({served.mode}) on http://{settings.host}:{settings.port}")
+    render.note(f"{served.model} ({served.mode}) on {server.url}")
     server.run()
 
 
@@ -81,10 +82,12 @@ def _load(options: dict[str, Any]) -> Any:
     opened = open_target(options)
     pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
     chosen = caps.caps_for(opened, pair, options)
-    mode = pair.drafter.name if pair.drafter is not None else opening.BASELINE
+    shared = chosen.make()  # one for all requests, since it learns from text to text
+    mode, drafter = names_of(pair.drafter)
+
+    settings = f"{drafter}|{options['drafter']}|kv {options['kv_bits']}"
 
     def make_cap(wish: int | None) -> Cap:
-        return chosen.make() if wish is None else FixedCap(min(wish, chosen.most))
+        return shared if wish is None else FixedCap(min(wish, chosen.most))
 
-    fingerprint = f"{opened.name}|{mode}|{options['drafter']}|kv {options['kv_bits']}"
-    return Served(pair, opened.name, mode, make_cap, fingerprint)
+    return Served(pair, opened.name, mode, make_cap, settings)
