@@ -144,6 +144,7 @@ def test_options_change_what_they_name(spec, tiny_folder):
         (("generate", "hi", "--mode", "turbo"), 2, "'turbo' is not one of"),
         (("generate", "hi", "--model", "/no/such/folder"), 1, 'No folder "/no/such/folder"'),
         (("generate", "hi", "--model", "gguf:/no/file.gguf"), 1, 'No file "/no/file.gguf"'),
+        (("generate", "hi", "--model", "gguf:owner/none/x.gguf"), 1, "[hub]"),
         (("generate", "hi", "--model", "owner/none-such"), 1, "could not be fetched from the hub"),
         (("generate", "hi", "--model", "a b/c"), 1, "[model]"),
         (("frobnicate",), 2, "No such command"),

@@ -181,7 +181,14 @@ def locate_model(model: str | None) -> tuple[str, Path]:
         source = model.removeprefix("gguf:")
         path = Path(source).expanduser()
         if not path.is_file():
-            raise LoadError(f'[model] No file "{path}". Give gguf:<path to a .gguf file>.')
+            if source.count("/") < 2 or source.startswith((".", "/", "~")):
+                raise LoadError(
+                    f'[model] No file "{path}". Give gguf:<path to a .gguf file>, or '
+                    "gguf:<owner>/<repository>/<file> for one on the hub."
+                )
+            from spec_convert.hub import locate as fetch
+
+            path = fetch(model)
         return model, converted(path)
     from spec_targets.hub import locate
 
