@@ -3,7 +3,7 @@
     uv run benchmarks/drafters.py --model FOLDER --head dspark=FOLDER --head dflash=FOLDER
 
 A draft's floor is the bytes that it must read (the head's matrices, the context's keys and values,
-the target's lm_head where it is borrowed) over the bandwidth that a large copy reaches here.
+the target's lm_head where it is borrowed) over the bandwidth that a large read reaches here.
 """
 
 import argparse
@@ -34,10 +34,12 @@ def median_ms(call: Callable[[], Any], n: int) -> float:
 
 
 def bandwidth(n_bytes: int) -> float:
-    """Bytes a second that a large elementwise pass moves, read and written."""
-    x = mx.ones((n_bytes // 4,))
-    mx.eval(x)
-    return 2 * n_bytes / (median_ms(lambda: mx.eval(x + 1), 5) / 1e3)
+    """Bytes a second that the better of a large matrix-vector product and a large sum reads."""
+    x = mx.ones((n_bytes // 16384, 4096))
+    v = mx.ones((4096, 1))
+    mx.eval(x, v)
+    times = [median_ms(lambda: mx.eval(x @ v), 7), median_ms(lambda: mx.eval(x.sum()), 7)]
+    return n_bytes / (min(times) / 1e3)
 
 
 def head_bytes(model: Any) -> int:

@@ -1,4 +1,5 @@
-"""Aggregate tokens per second of a server at several concurrencies, and the second turn's first token.
+"""Aggregate tokens per second of a server at several concurrencies, and the second turn's first
+token.
 
     uv run benchmarks/server_throughput.py --model FOLDER [--concurrency 1,4,8] [--tokens 64]
 

@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 
 import spec_demo
-from spec_cli import main
+from spec_cli import caps, main
 from spec_convert import convert
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -44,9 +44,14 @@ def tiny_folder(tmp_path_factory, demo_folder) -> Path:
         "eos_token_id": 2,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    mx.random.seed(3)
+    mx.random.seed(4)
     model = llama.Model(llama.ModelArgs.from_dict(config))
-    weights = {name: 3 * array for name, array in tree_flatten(model.parameters())}
+    # Weak layers on strong embeddings: the model repeats itself now and then, so lookup drafts, and
+    # is both right and wrong.
+    weights = {
+        name: (0.6 if "o_proj" in name or "down_proj" in name else 3) * array
+        for name, array in tree_flatten(model.parameters())
+    }
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     for name in TOKENIZER_FILES:
         if (demo_folder / name).is_file():
@@ -59,6 +64,7 @@ def spec(capsys, monkeypatch, tmp_path):
     """Run one command line; returns (exit code, stdout, stderr)."""
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(caps, "BUDGET_S", 0.1)  # a rough calibration is enough here
 
     def call(*arguments: str) -> tuple[int, str, str]:
         code = main.run([str(a) for a in arguments])

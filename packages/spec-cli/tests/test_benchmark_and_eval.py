@@ -2,15 +2,16 @@ import json
 
 import pytest
 
+from spec_cli import measure
 from spec_cli.measure import Run, Tally
 from spec_cli.prompts import BUNDLED, read_prompts
-from spec_core import SpecError, StatsMeter
+from spec_core import Sampling, SpecError, StatsMeter
 
 
 @pytest.fixture
 def prompt_file(tmp_path):
     rows = [
-        {"id": "a", "task": "one", "prompt": "Count: 1 2 3 1 2 3 1 2"},
+        {"id": "a", "task": "one", "prompt": "Name three rivers."},
         {"id": "b", "task": "two", "messages": [{"role": "user", "content": "Hello."}]},
         {"id": "c", "task": "two", "prompt_ids": [5, 6, 7, 5, 6]},
     ]
@@ -22,7 +23,7 @@ def prompt_file(tmp_path):
 def test_benchmark_races_lookup_against_baseline(spec, tiny_folder, prompt_file):
     code, out, err = spec(
         "benchmark", "--model", tiny_folder, "--mode", "lookup", "--prompts", prompt_file,
-        "--max-tokens", 16, "--trials", 2, "--json",
+        "--max-tokens", 24, "--trials", 2, "--json",
     )  # fmt: skip
     assert code == 0, err
     report = json.loads(out)
@@ -33,6 +34,29 @@ def test_benchmark_races_lookup_against_baseline(spec, tiny_folder, prompt_file)
     for row in report["rows"]:
         assert row["identical"] is True and row["trials"] == 2 and row["tokens_per_second"] > 0
         assert row["speedup"] == 1.0 or row["mode"] == "lookup"
+    assert report["rows"][1]["acceptance_length"] > 1  # otherwise nothing was shown
+
+
+def test_a_race_says_so_when_ids_differ(monkeypatch):
+    answers = {"baseline": [(1, 2)] * 3, "same": [(1, 2)] * 3, "other": [(1, 2), (1, 2), (1, 3)]}
+
+    def run_once(pair, ids, **settings):
+        return Run(answers[pair].pop(0), StatsMeter().result(), ())
+
+    monkeypatch.setattr(measure, "run_once", run_once)
+    monkeypatch.setattr(measure, "_speed", lambda trial: 1.0)
+    lanes = [measure.Lane(mode, mode, lambda: None) for mode in answers]
+    rows = measure.race(
+        lanes,
+        {"all": [[5]]},
+        trials=2,
+        max_tokens=2,
+        sampling=Sampling(),
+        on_step=lambda done, total: None,
+    )
+    assert {row["mode"]: row["identical"] for row in rows} == {
+        "baseline": True, "same": True, "other": False,
+    }  # fmt: skip
 
 
 def test_benchmark_prints_a_table(spec, tiny_folder, prompt_file):

@@ -3,17 +3,11 @@ import json
 import pytest
 
 from spec_calibrate import Curve, Curves, Store
-from spec_cli import caps
 
 KEYS = {
     "key", "verify_ms", "verify_ms_by_depth", "draft_ms", "overhead_ms", "chosen_cap",
     "expected_speedup", "created", "cached",
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(caps, "BUDGET_S", 0.1)
 
 
 @pytest.fixture
@@ -56,7 +50,7 @@ def test_json_is_one_object_with_the_documented_keys(spec, tiny_folder):
     result = measured(spec, tiny_folder)
     assert set(result) >= KEYS
     assert result["cached"] is False
-    assert result["verify_ms"]["1"] > 0 and "33" in result["verify_ms"]
+    assert result["verify_ms"]["1"] > 0 and len(result["verify_ms"]) >= 3
     assert set(result["draft_ms"]) == {"lookup"}
     assert 0 <= result["chosen_cap"] <= 32 and result["expected_speedup"] >= 1
     assert result["key"]["drafter"].startswith("lookup") and result["key"]["kv_bits"] == 16
@@ -117,12 +111,12 @@ def test_auto_says_what_it_did(spec, tiny_folder):
     code, _, err = spec(
         "generate", "Hi", "--model", tiny_folder, "--max-tokens", 8, "--max-draft", "auto"
     )
-    assert code == 0 and ("Parked" in err or "A cap of" in err)
+    assert code == 0 and any(says in err for says in ("Parked", "A cap of", "plain step"))
 
 
 def test_without_a_wish_the_best_measured_cap_is_used(spec, tiny_folder, store):
-    assert answer(spec, tiny_folder)["max_draft"] == 32  # nothing is known yet: the whole block
-    measured(spec, tiny_folder)
+    answer(spec, tiny_folder)
+    assert len(store.entries()) == 1  # nothing was known: measured on the way
     replace_curves(store, row_ms=2.0)
     assert answer(spec, tiny_folder)["max_draft"] == 0
     replace_curves(store, row_ms=0.1)

@@ -13,9 +13,10 @@ KEYS = {
 
 
 def answer(spec, tiny_folder, *arguments):
+    cap = () if "--max-draft" in arguments else ("--max-draft", "full")
     code, out, err = spec(
         "generate", "Name three rivers.", "--model", tiny_folder, "--max-tokens", 24, "--json",
-        *arguments,
+        *cap, *arguments,
     )  # fmt: skip
     assert code == 0, err
     return json.loads(out)
@@ -34,7 +35,8 @@ def test_modes_give_the_same_ids(spec, tiny_folder):
     for cap in (0, 1, 3, "full"):
         lookup = answer(spec, tiny_folder, "--mode", "lookup", "--max-draft", cap)
         assert lookup["token_ids"] == baseline["token_ids"]
-    assert lookup["max_draft"] == 32
+        assert (lookup["draft_tokens"] > 0) == (cap != 0)  # otherwise nothing was shown
+    assert 0 < lookup["acceptance_rate"] < 1 and lookup["max_draft"] == 32
 
 
 def test_the_cap_is_pinned_and_a_larger_one_is_cut_with_a_notice(spec, tiny_folder):
@@ -46,11 +48,21 @@ def test_the_cap_is_pinned_and_a_larger_one_is_cut_with_a_notice(spec, tiny_fold
 
 
 def test_text_goes_to_stdout_and_one_line_of_statistics_to_stderr(spec, tiny_folder):
-    code, out, err = spec("generate", "Hi", "--model", tiny_folder, "--max-tokens", 8)
+    code, out, err = spec(
+        "generate", "Hi", "--model", tiny_folder, "--max-draft", "full", "--max-tokens", 8
+    )
     assert code == 0 and out.endswith("\n") and len(err.strip().splitlines()) == 1
     assert "8 tokens" in err and "tok/s" in err and "lookup" in err
     code, out_without, err = spec(
-        "generate", "Hi", "--model", tiny_folder, "--max-tokens", 8, "--no-stats"
+        "generate",
+        "Hi",
+        "--model",
+        tiny_folder,
+        "--max-draft",
+        "full",
+        "--max-tokens",
+        8,
+        "--no-stats",
     )
     assert (code, out_without, err) == (0, out, "")
 
@@ -132,6 +144,7 @@ def test_options_change_what_they_name(spec, tiny_folder):
         (("generate", "hi", "--mode", "turbo"), 2, "'turbo' is not one of"),
         (("generate", "hi", "--model", "/no/such/folder"), 1, 'No folder "/no/such/folder"'),
         (("generate", "hi", "--model", "gguf:/no/file.gguf"), 1, 'No file "/no/file.gguf"'),
+        (("generate", "hi", "--model", "gguf:owner/none/x.gguf"), 1, "[hub]"),
         (("generate", "hi", "--model", "owner/none-such"), 1, "could not be fetched from the hub"),
         (("generate", "hi", "--model", "a b/c"), 1, "[model]"),
         (("frobnicate",), 2, "No such command"),

@@ -69,6 +69,26 @@ def test_raw_names_keep_everything_as_it_was(make_gguf, tmp_path):
     assert [result.max_error for result in verify(tmp_path / "out", source)] == [0.0]
 
 
+def test_names_in_a_file_never_become_paths(make_gguf, make_llama, tmp_path):
+    values = np.zeros((2, 32), np.float32)
+    tensors = {name: (values, Kind.F32) for name in ("../escape.weight", "/etc/escape.weight")}
+    names = {"general.name": "../../escape", "tokenizer.chat_templates": ["../escape"]}
+    convert(make_gguf("x.gguf", "any", tensors, names), tmp_path / "a" / "raw", raw_names=True)
+    template = {"tokenizer.chat_template.../escape": "text"}
+    convert(make_llama(**names, **template), tmp_path / "a" / "llama")
+    assert sorted(path.name for path in (tmp_path / "a").rglob("*")) == [
+        "config.json",
+        "generation_config.json",
+        "llama",
+        "model.safetensors",
+        "model.safetensors",
+        "raw",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert not [path for path in tmp_path.rglob("*escape*")]
+
+
 def test_progress_counts_up_to_the_whole(make_llama, tmp_path):
     calls: list[tuple[int, int, str]] = []
     report = convert(make_llama(), tmp_path / "out", progress=lambda *call: calls.append(call))

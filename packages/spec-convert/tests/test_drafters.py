@@ -327,6 +327,27 @@ def test_a_drafter_without_a_needed_key_is_refused_by_key(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("target_ids", "words"),
+    [
+        (None, 'A draft vocabulary of 64 beside 128 .* needs the tensor "d2t"'),
+        (np.arange(63), "must name 64 different target tokens, got 63 of 63"),
+        (np.zeros(64, np.int64), "must name 64 different target tokens, got 1 of 64"),
+        (np.arange(65, 129), "must name tokens 0 to 127, got 65 to 128"),
+    ],
+    ids=["absent", "short", "all zero", "out of range"],
+)
+def test_a_reduced_vocabulary_needs_a_right_map(make_gguf, tmp_path, target_ids, words):
+    _, tensors = eagle3_tensors()
+    if target_ids is not None:
+        tensors["d2t"] = (target_ids.astype(np.int64), Kind.I64)
+    keys = {f"eagle3.{key}": value for key, value in (KEYS | {"block_count": 1}).items()}
+    keys |= {"eagle3.extract_layers": [2, 16, 29], "eagle3.target_hidden_size": H}
+    keys["tokenizer.ggml.tokens"] = [f"t{index}" for index in range(V)]
+    with pytest.raises(ConvertError, match=words):
+        convert(make_gguf("e.gguf", "eagle3", tensors, keys), tmp_path / "out")
+
+
 @pytest.mark.weights
 def test_a_trained_drafter_survives_the_trip_through_gguf(make_gguf, tmp_path):
     root = os.environ.get("SPEC_REFERENCE_MODELS")

@@ -105,6 +105,18 @@ def test_the_configuration_names_special_tokens_and_the_template(tiny_metadata):
     assert "unk_token" not in config
 
 
+def test_named_chat_templates_are_kept_beside_the_default(tiny_metadata):
+    named = {
+        "tokenizer.chat_templates": ["tool_use"],
+        "tokenizer.chat_template.tool_use": "{{ tools }}",
+    }
+    config = tokenizer_files(metadata(tiny_metadata | named))["tokenizer_config.json"]
+    assert config["chat_template"] == [
+        {"name": "default", "template": tiny_metadata["tokenizer.chat_template"]},
+        {"name": "tool_use", "template": "{{ tools }}"},
+    ]
+
+
 @pytest.mark.parametrize(
     "text", ["the", " the the", "thethe", "aaaa", "aa aaa", "héé", "日本", "a  a", "\x00€", "tea"]
 )

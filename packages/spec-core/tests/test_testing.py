@@ -218,6 +218,13 @@ class FlatEmbedding(ToyTarget):
         return super().embed(tokens).reshape(-1)
 
 
+class ReversedTaps(ToyTarget):
+    """Hands out taps in another order than its layers'."""
+
+    def verify(self, block: mx.array, cache: ToyCache, *, taps: Sequence[int] = ()) -> TargetOutput:
+        return super().verify(block, cache, taps=tuple(reversed(taps)))
+
+
 class NoUnembed:
     """Everything but one member."""
 
@@ -252,12 +259,18 @@ class NoUnembed:
         (FirstRowOnly(), "prefill in two chunks"),
         (NaNTarget(), "differs by nan, allowed 0.0"),
         (NarrowHead(), "unembed must return (T, V)"),
+        (ReversedTaps(), "tap of layer 0 alone and among others"),
+        (ToyTarget(context_length=0), "context_length must be a number above 0"),
         (NoUnembed(), "the target lacks a member of spec_core.Target"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
 def test_a_broken_target_fails_and_the_message_says_where(target, where):
     assert where in target_failure(target, taps=(0, 2))
+
+
+def test_a_prompt_of_one_id_checks_nothing_and_is_refused():
+    assert "at least 2 ids" in failure(check_target, ToyTarget(), prompt=[1])
 
 
 def test_an_embedding_of_another_shape_fails():
@@ -353,6 +366,30 @@ def other_temperature() -> ToyDrafter:
     return Other()
 
 
+def later_slots_sharper() -> ToyDrafter:
+    """Reports the first slot's probabilities truly, and sharpens those of the others."""
+
+    def sharpen(draft: Draft, sampling: Sampling) -> Draft:
+        if draft.probs is None:
+            return draft
+        sharp = mx.softmax(3 * mx.log(draft.probs[1:]), axis=-1)
+        return Draft(draft.tokens, mx.concatenate([draft.probs[:1], sharp]))
+
+    return Changed(sharpen)
+
+
+def picky() -> ToyDrafter:
+    """Cuts the draft before a token it has already drawn and does not like."""
+
+    def cut(draft: Draft, sampling: Sampling) -> Draft:
+        if draft.probs is None or draft.n_drafted < 2:
+            return draft
+        n = 2 if draft.tokens[1].item() < 6 else 1
+        return Draft(draft.tokens[:n], draft.probs[:n])
+
+    return Changed(cut)
+
+
 def with_fields(**fields: object) -> ToyDrafter:
     drafter = ToyDrafter()
     vars(drafter).update(fields)
@@ -389,7 +426,17 @@ def with_fields(**fields: object) -> ToyDrafter:
             Changed(lambda d, s: d if s.greedy else Draft((d.tokens + 1) % 12, d.probs)),
             "drawn from",
         ),
-        (other_temperature(), "drawn from"),
+        (other_temperature(), "draft 1 is not drawn from"),
+        (later_slots_sharper(), "draft 2 is not drawn from"),
+        (picky(), "draft 2 is not drawn from"),
+        (
+            Changed(lambda d, s: Draft(d.tokens.astype(mx.float32), d.probs)),
+            "greedy round 0: tokens must be whole numbers",
+        ),
+        (
+            Changed(lambda d, s: Draft(d.tokens, d.probs, mx.full((d.n_drafted,), mx.nan))),
+            "greedy round 0: confidence must be in 0..1",
+        ),
         (
             Changed(lambda d, s: Draft(d.tokens, d.probs, mx.zeros((9,)))),
             "greedy round 0: shape of confidence",

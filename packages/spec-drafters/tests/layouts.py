@@ -92,6 +92,14 @@ def deepspec_dflash_block() -> Layout:
     return Layout(dspark(markov_rank=0, enable_confidence_head=False), tensors, spec, "deepspec")
 
 
+def deepspec_dflash_by_name() -> Layout:
+    """The same under another name and without a word about Markov: its own ends tell."""
+    layout = deepspec_dflash_block()
+    keys = {k: v for k, v in layout.config.items() if not k.startswith(("markov", "conf"))}
+    keys["architectures"] = ["Qwen3DFlashModel"]
+    return Layout(keys, layout.tensors, layout.spec, "deepspec")
+
+
 def stock_with_inherited_noise() -> Layout:
     """A head of a Qwen3.5 target: gate, partial rotation, window and scaling are the target's."""
     r = rng()
@@ -382,6 +390,7 @@ LAYOUTS: dict[str, Callable[[], Layout]] = {
     "deepspec, own ends": deepspec_own_ends,
     "deepspec, three shards": deepspec_sharded,
     "deepspec, rank 0": deepspec_dflash_block,
+    "deepspec, dflash by name": deepspec_dflash_by_name,
     "deepspec, inherited noise": stock_with_inherited_noise,
     "deepspec, full vocabulary named twice": full_vocabulary_named_twice,
     "deepspec, labelled dflash": labelled_dflash,

@@ -281,8 +281,16 @@ def test_missing_settings_are_named(tmp_path: Path) -> None:
 
 
 def test_a_threshold_without_a_confidence_head_is_refused(tmp_path: Path) -> None:
-    message = refusal(tmp_path, LAYOUTS["deepspec, rank 0"](), confidence_threshold=0.3)
-    assert "A confidence threshold needs a confidence head" in message
+    for name, layout in (
+        ("dspark", LAYOUTS["deepspec, rank 0"]()),
+        ("dflash", next(iter(FLASH_LAYOUTS.values()))()),
+    ):
+        message = refusal(tmp_path / name, layout, confidence_threshold=0.3)
+        assert "A confidence threshold needs a confidence head" in message
+    for mode in ("auto", "lookup"):
+        with pytest.raises(LoadError, match="what runs here is lookup"):
+            load_drafter(None, TinyTarget(), mode=mode, confidence_threshold=0.3)
+    assert load_drafter(None, TinyTarget(), confidence_threshold=0.0).name == "lookup"
 
 
 def test_bits_and_the_report(tmp_path: Path) -> None:

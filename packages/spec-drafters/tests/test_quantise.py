@@ -36,7 +36,7 @@ def test_matrices_are_packed_and_the_rest_is_kept(
     assert (counts["quantised"], counts["kept"]) == (1, 3)
     made, original = open_checkpoint(tmp_path / "out"), open_checkpoint(source)
     assert made.config["quantization"] == {"group_size": 64, "bits": bits}
-    matrix = made.weights("test", 16, mx.float32).matrix("fc", 64, 192)
+    matrix = made.weights("test", 4, mx.float32).matrix("fc", 64, 192)
     assert matrix.quantised is not None and matrix.quantised.bits == bits
     identity = mx.eye(192)
     error = mx.abs(matrix(identity).T - original.tensors["fc.weight"].astype(mx.float32))

@@ -95,13 +95,15 @@ def test_quantised_at_load_equals_the_reference_on_those_values(
     session.check(layout.spec, n_rounds=2)
 
 
-@pytest.mark.parametrize("bits", [4, 16])
-def test_a_quantised_checkpoint_loads_as_it_is_packed(bits: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("bits", "held"), [(4, 8), (8, 8), (16, 16)])
+def test_a_quantised_checkpoint_stays_packed_or_is_unpacked(
+    bits: int, held: int, tmp_path: Path
+) -> None:
     layout, target = LAYOUTS["deepspec, own ends"](), TinyTarget()
     write(tmp_path / "full", layout.config, layout.tensors)
     quantise_checkpoint(tmp_path / "full", tmp_path / "packed", bits=8, group_size=32)
     drafter = DSparkDrafter.load(tmp_path / "packed", target, bits=bits)
-    assert drafter.report.bits == 8
+    assert drafter.report.bits == held
     session = Session(drafter, target, as_loaded(layout.tensors, 8, widest=32))
     session.observe(8)
     session.check(layout.spec, n_rounds=2)

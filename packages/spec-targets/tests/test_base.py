@@ -2,7 +2,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from spec_core import LoadError, Pair, generate
+from spec_core import LoadError, Pair, StateError, generate
 from spec_core.testing import check_target
 from spec_targets import MlxTarget
 from spec_targets.families import FAMILIES, StackFamily
@@ -126,3 +126,37 @@ def test_float32_on_this_cpu_is_exact_and_a_width_dependent_op_is_named(make_tar
         layer.mlp.down_proj.__class__ = Sloppy
     refusal = target.exact_refusal
     assert refusal is not None and "matmul 48x32" in refusal and "at 5 rows" in refusal
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "qwen3_5"])
+@pytest.mark.parametrize("step", ["prefill", "verify"])
+def test_a_forward_that_breaks_off_leaves_a_cache_that_refuses(
+    make_target, monkeypatch, model_type, step
+):
+    target = make_target(model_type)
+    cache = target.make_cache()
+    target.prefill(PROMPT, cache)
+    mlp = type(target.model.layers[-1].mlp)
+    calls, whole = [], mlp.__call__
+
+    def interrupted(self, x):
+        calls.append(self)
+        if len(calls) == 2:  # the layers before have written their rows
+            raise KeyboardInterrupt
+        return whole(self, x)
+
+    monkeypatch.setattr(mlp, "__call__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        if step == "prefill":
+            target.prefill([5, 6], cache)
+        else:
+            target.verify(mx.array([5, 6]), cache)
+    monkeypatch.undo()
+    for again in (
+        lambda: target.prefill([5], cache),
+        lambda: target.verify(mx.array([5]), cache),
+        lambda: target.freeze(cache),
+    ):
+        with pytest.raises(StateError, match="Drop it and start from a new one"):
+            again()
+    assert ids_of(generate(Pair(target), PROMPT, max_tokens=3))  # the target itself is unharmed

@@ -93,3 +93,14 @@ def test_a_model_that_mlx_lm_cannot_split_is_refused(checkpoint):
 
     with pytest.raises(LoadError, match='cannot split model type "gemma3_text" over 2 processes'):
         load_target(checkpoint("gemma3_text"), group=TwoRanks())
+
+
+def test_heads_that_do_not_divide_by_the_processes_are_refused(checkpoint):
+    class ThreeRanks:
+        def size(self):
+            return 3
+
+    with pytest.raises(
+        LoadError, match=r'"num_attention_heads" must be a multiple of the 3 .*got 4'
+    ):
+        load_target(checkpoint("llama"), group=ThreeRanks())

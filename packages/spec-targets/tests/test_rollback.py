@@ -41,6 +41,10 @@ KINDS = {
     "latent attention": "deepseek_v3",
     "latent attention, twice a layer": "longcat_flash",
     "latent attention and gated delta": "kimi_linear",
+    "gated delta per channel and latent attention": "bailing_moe_v3",
+    "whole layers again": "rwkv7",
+    "whole layers again, beside windows": "recurrent_gemma",
+    "whole layers again, beside experts": "jamba",
     "short convolution": "lfm2",
     "short convolution with experts": "lfm2_moe",
 }

@@ -33,8 +33,8 @@ def caps_for(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Cap
     """The cap that `--max-draft` asks for.
 
     A number is never overridden, only cut to what the drafter can do, with a notice. "full" is the
-    drafter's whole block, "auto" adapts from a calibration that is made now if there is none.
-    Without a wish it is the best cap of the calibration, and the whole block if there is none.
+    drafter's whole block. "auto" adapts every round, and without a wish it is the best fixed cap:
+    both from a calibration of this machine and pair, which is made now if there is none.
     """
     wish, most = options["max_draft"], 0 if pair.drafter is None else pair.drafter.max_draft
     if pair.drafter is None or wish == WHOLE_BLOCK:
@@ -50,10 +50,8 @@ def caps_for(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Cap
         return _adaptive(opened, pair, options, most)
     from spec_calibrate import best_cap
 
-    stored = store().get(key_of(opened, pair, options))
-    if stored.curves is None:
-        return _fixed(most)
-    return _fixed(best_cap(stored.curves, max_draft=most).cap)
+    curves = calibration_of(opened, pair, options).curves
+    return _fixed(best_cap(curves, max_draft=most).cap)
 
 
 def store() -> Any:

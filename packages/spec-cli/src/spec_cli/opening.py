@@ -181,7 +181,14 @@ def locate_model(model: str | None) -> tuple[str, Path]:
         source = model.removeprefix("gguf:")
         path = Path(source).expanduser()
         if not path.is_file():
-            raise LoadError(f'[model] No file "{path}". Give gguf:<path to a .gguf file>.')
+            if source.count("/") < 2 or source.startswith((".", "/", "~")):
+                raise LoadError(
+                    f'[model] No file "{path}". Give gguf:<path to a .gguf file>, or '
+                    "gguf:<owner>/<repository>/<file> for one on the hub."
+                )
+            from spec_convert.hub import locate as fetch
+
+            path = fetch(model)
         return model, converted(path)
     from spec_targets.hub import locate
 
@@ -200,7 +207,8 @@ def converted(gguf: Path) -> Path:
     stat = gguf.stat()
     identity = f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{version('spec-convert')}"
     digest = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:12]
-    stem = re.sub(r"[^\w.-]", "_", gguf.stem)  # mlx-lm takes a path with brackets for a pattern
+    # Plain and short: mlx-lm takes brackets for a pattern, and names end at 255 bytes.
+    stem = re.sub(r"[^\w.-]", "_", gguf.stem, flags=re.ASCII)[:80]
     folder = env.cache_dir() / "converted" / f"{stem}-{digest}"
     if not is_complete(folder):
         with _alone(folder):

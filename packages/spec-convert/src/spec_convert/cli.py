@@ -154,9 +154,10 @@ class _ProgressBar:
         self._done = 0
 
     def update(self, done: int, total: int, name: str) -> None:
+        if not sys.stderr.isatty():
+            return
         if self._bar is None:
-            hidden = not sys.stderr.isatty()
-            self._bar = click.progressbar(length=total, file=sys.stderr, hidden=hidden)
+            self._bar = click.progressbar(length=total, file=sys.stderr)
             self._bar.__enter__()
         self._bar.update(done - self._done)
         self._done = done

@@ -159,10 +159,20 @@ def _config(metadata: Metadata, tokens: Sequence[str]) -> Json:
         token = _token(metadata, tokens, key)
         if token is not None:
             config[name] = token
-    template = metadata.text("tokenizer.chat_template", None)
-    if template is not None:
-        config["chat_template"] = template
-    return config
+    template = _chat_template(metadata)
+    return config | ({"chat_template": template} if template else {})
+
+
+def _chat_template(metadata: Metadata) -> str | list[Json] | None:
+    """The template, or all of them by name where a file has several."""
+    default = metadata.text("tokenizer.chat_template", None)
+    named = [
+        {"name": name, "template": metadata.text(f"tokenizer.chat_template.{name}")}
+        for name in metadata.texts("tokenizer.chat_templates")
+    ]
+    if not named:
+        return default
+    return [{"name": "default", "template": default}, *named] if default else named
 
 
 def _byte_level_bpe(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> Json:

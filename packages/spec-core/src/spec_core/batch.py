@@ -16,9 +16,10 @@ import mlx.core as mx
 
 from spec_core.guide import Guide
 from spec_core.host import host_ints
-from spec_core.loop import NO_DRAFTS, Request, Run, Step
+from spec_core.loop import NO_DRAFTS, Run, Step
 from spec_core.pair import Pair
 from spec_core.protocols import Cap
+from spec_core.request import Request
 from spec_core.sampling import Sampling
 from spec_core.types import Draft, Round, RoundKind, TargetOutput
 

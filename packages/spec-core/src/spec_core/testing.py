@@ -58,8 +58,11 @@ def check_target(
         AssertionError: the contract is broken; the message says where.
     """
     assert isinstance(target, Target), "the target lacks a member of spec_core.Target"
+    assert len(prompt) >= 2, "the prompt must hold at least 2 ids"
+    _check_numbers(target)
     _check_states(target, prompt)
     _check_prefill(target, prompt, taps, atol)
+    _check_single_taps(target, prompt, taps)
     _check_raw_ends(target)
     rng = _Rng(seed)
     cache = target.make_cache()
@@ -98,7 +101,8 @@ def check_drafter(
         vocab_size: V of its target.
         hidden_size: H of its target, for the taps it asks for.
         n_rounds: Rounds per setting, with random accepted counts.
-        n_draws: First drafts to compare with the probabilities reported for them; 0 skips it.
+        n_draws: Drafts whose tokens, slot by slot, are compared with the probabilities reported for
+            them; 0 skips it.
         seed: Of the random sequence.
 
     Raises:
@@ -160,6 +164,7 @@ def _check_round(
     draft = drafter.draft(anchor, cap, sampling=sampling, key=key)
     n = draft.n_drafted
     assert draft.tokens.ndim == 1 and n <= cap, f"{where}: at most {cap} drafts, got {n}"
+    assert mx.issubdtype(draft.tokens.dtype, mx.integer), f"{where}: tokens must be whole numbers"
     tokens = _ints(draft.tokens)
     assert all(0 <= t < vocab_size for t in tokens), f"{where}: ids outside the vocabulary"
     if draft.probs is not None and n:
@@ -173,6 +178,8 @@ def _check_round(
         assert draft.probs is None, f"{where}: greedy drafts carry no probs"
     if draft.confidence is not None:
         assert draft.confidence.shape == (n,), f"{where}: shape of confidence"
+        chances: list[float] = draft.confidence.tolist()  # pyright: ignore[reportAssignmentType]
+        assert all(0 <= c <= 1 for c in chances), f"{where}: confidence must be in 0..1"
     _feed(drafter, [anchor, *tokens], hidden_size)  # a snapshot must not follow what comes later
     drafter.restore(snapshot)
     again = drafter.draft(anchor, cap, sampling=sampling, key=key)
@@ -183,32 +190,42 @@ def _check_round(
 
 
 def _check_draws(drafter: Drafter, anchor: int, sampling: Sampling, n_draws: int) -> None:
-    """First drafts under many keys must look drawn from the row of probs that comes with them."""
+    """Drafts under many keys must look drawn from the rows of probs that come with them.
+
+    A slot's row may depend on the tokens before it; its expected counts are summed over the draws.
+    """
     snapshot = drafter.state()
-    counts: dict[int, int] = {}
-    row: list[float] = []
+    drawn: list[list[int]] = [[] for _ in range(drafter.max_draft)]  # by slot
+    expected = [mx.zeros((1,))] * drafter.max_draft
     for n in range(n_draws):
         drafter.restore(snapshot)
-        draft = drafter.draft(anchor, 1, sampling=sampling, key=mx.random.key(n))
-        if draft.probs is None or not draft.n_drafted:
+        key = mx.random.key(n)
+        draft = drafter.draft(anchor, drafter.max_draft, sampling=sampling, key=key)
+        if draft.probs is None:
             break
-        row = draft.probs[0].tolist()  # pyright: ignore[reportAssignmentType]
-        token = _ints(draft.tokens)[0]
-        counts[token] = counts.get(token, 0) + 1
+        for slot, token in enumerate(_ints(draft.tokens)):
+            drawn[slot].append(token)
+            expected[slot] = expected[slot] + draft.probs[slot].astype(mx.float32)
     drafter.restore(snapshot)
-    if not counts:
-        return
-    often = [t for t, q in enumerate(row) if q * n_draws >= 5]
-    cells = [(counts.pop(t, 0), row[t] * n_draws) for t in often]
-    rest = max(n_draws - sum(expected for _, expected in cells), 1.0)
-    cells.append((sum(counts.values()), rest))
-    chi_square = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    for slot, (tokens, sums) in enumerate(zip(drawn, expected, strict=True), 1):
+        if tokens:
+            row: list[float] = sums.tolist()  # pyright: ignore[reportAssignmentType]
+            _check_counts(tokens, row, f"draft {slot}")
+
+
+def _check_counts(tokens: list[int], expected: list[float], what: str) -> None:
+    """Chi-square of tokens against the counts their probabilities promise."""
+    often = [t for t, e in enumerate(expected) if e >= 5]
+    cells = [(tokens.count(t), expected[t]) for t in often]
+    rest = max(len(tokens) - sum(e for _, e in cells), 1.0)
+    cells.append((sum(t not in often for t in tokens), rest))
+    chi_square = sum((seen - e) ** 2 / e for seen, e in cells)
     dof = max(len(often), 1)
     # The point that chance passes three times in ten million (Wilson and Hilferty's cube root).
     limit = dof * (1 - 2 / (9 * dof) + 5 * (2 / (9 * dof)) ** 0.5) ** 3
     assert chi_square <= limit, (
-        f"the first draft is not drawn from its row of probs: chi-square {chi_square:.0f} over "
-        f"{n_draws} draws, at most {limit:.0f} by chance"
+        f"{what} is not drawn from its row of probs: chi-square {chi_square:.0f} over "
+        f"{len(tokens)} draws, at most {limit:.0f} by chance"
     )
 
 
@@ -235,6 +252,32 @@ def _check_states(target: Target, prompt: Sequence[int]) -> None:
     target.commit(cache, 2)
     other = target.make_cache()
     assert other.offset == 0, "two caches of one target must be independent"
+
+
+def _check_numbers(target: Target) -> None:
+    for name in ("vocab_size", "hidden_size", "n_layers", "context_length"):
+        value = getattr(target, name)
+        if name == "context_length" and value is None:
+            continue
+        assert isinstance(value, int) and value >= 1, f"{name} must be a number above 0"
+
+
+def _check_single_taps(target: Target, prompt: Sequence[int], taps: Sequence[int]) -> None:
+    """Several taps at once must come in the order of their layers."""
+    cache = target.make_cache()
+    target.prefill(prompt, cache)
+    block = mx.array(list(prompt[:2]), mx.int32)
+
+    def both(layers: Sequence[int]) -> tuple[tuple[mx.array, ...], tuple[mx.array, ...]]:
+        forwarded = target.prefill(prompt, target.make_cache(), taps=layers).taps
+        verified = target.verify(block, cache, taps=layers).taps
+        target.commit(cache, 0)
+        return forwarded, verified
+
+    together = both(taps)
+    for at, layer in enumerate(taps):
+        for got, (alone,) in zip(together, both([layer]), strict=True):
+            _same(got[at], alone, 0.0, f"tap of layer {layer} alone and among others")
 
 
 def _check_prefill(target: Target, prompt: Sequence[int], taps: Sequence[int], atol: float) -> None:

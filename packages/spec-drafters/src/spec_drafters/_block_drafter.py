@@ -22,7 +22,8 @@ class BlockDrafter:
     Args:
         checkpoint: An opened checkpoint.
         target: The model it drafts for.
-        bits: 4 or 8 quantises linears and embeddings at load; 16 keeps the compute type.
+        bits: 4 or 8 quantises linears and embeddings at load, where they are not packed already; 16
+            computes with plain matrices.
         window: Context rows that a bidirectional head sees, the newest; 0 for all.
         truncate: Draw from the request's top-k, top-p and min-p too, not from temperature alone.
         embed_scale: The factor that the target itself applies to embedding rows (gemma: the root of

@@ -70,7 +70,7 @@ def _settings(config: Config, lineage: Lineage | None) -> "_Settings":
 
 
 class _Settings:
-    """A config whose keys may sit in `dflash_config`, at the top, or in `text_config`."""
+    """A config whose keys may sit in `dflash_config` or at the top."""
 
     def __init__(self, config: Config, lineage: Lineage) -> None:
         self.top = config
@@ -115,8 +115,10 @@ def _family(settings: _Settings, shapes: Shapes) -> Family:
     named = "DSpark" in settings.architecture or projector == "dspark"
     if settings.lineage.family is not None and not markov:
         return "dspark" if settings.lineage.family == "dspark" else "dflash"
-    # Heads without a Markov part in the DSpark layout bring their own embedding and head.
-    return "dspark" if markov or named or settings.get("markov_rank") is not None else "dflash"
+    named = named or settings.get("markov_rank") is not None
+    # DeepSpec's heads without a Markov part are known by their own table and head; DFlash has none.
+    own = {"embed_tokens.weight", "lm_head.weight"} <= shapes.keys() and not settings.nested
+    return "dspark" if markov or named or own else "dflash"
 
 
 def _packaging(settings: _Settings, family: Family) -> str:

@@ -60,7 +60,8 @@ class Weights:
     Args:
         where: Family name that opens messages.
         tensors: By canonical name.
-        bits: 4 or 8 quantises matrices; 16 keeps them in `dtype`.
+        bits: 4 or 8 quantises matrices, and leaves those as they are that come packed; 16 keeps, or
+            unpacks, all of them in `dtype`.
         dtype: Type that everything else is computed in.
         packed_group_size: Group size of matrices that the checkpoint holds in MLX's packing.
         ignored: Starts of names that may be present and are not wanted.
@@ -254,7 +255,10 @@ class Weights:
         weight = self._take(name)
         group_size, bits = n_in // scales.shape[-1], weight.shape[-1] * 32 // n_in
         self._check(name, (weight.shape[0], weight.shape[-1] * 32 // max(bits, 1)), (n_out, n_in))
-        return Matrix(weight, bias, Quantised(scales, biases, group_size, bits))
+        if self._bits < 16:
+            return Matrix(weight, bias, Quantised(scales, biases, group_size, bits))
+        plain = mx.dequantize(weight, scales, biases, group_size=group_size, bits=bits)
+        return Matrix(plain, bias)
 
 
 def from_nvfp4(packed: mx.array, scale: mx.array, scale_2: mx.array) -> mx.array:

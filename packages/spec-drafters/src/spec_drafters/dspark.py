@@ -30,7 +30,7 @@ class DSparkDrafter(BlockDrafter):
     Args:
         checkpoint: An opened checkpoint.
         target: The model it drafts for.
-        bits: 4 or 8 quantises linears and embeddings at load; 16 keeps the compute type.
+        bits: 4 or 8 quantises linears and embeddings at load; 16 computes with plain matrices.
         window: Context rows that a bidirectional head sees, the newest; 0 for all.
         confidence_threshold: Cut the draft before the first slot whose confidence is lower. Above
             0 each draft waits for the device once, to learn its own length.

@@ -41,7 +41,7 @@ class Eagle3Drafter:
     Args:
         checkpoint: An opened checkpoint.
         target: The model it drafts for.
-        bits: 4 or 8 quantises linears and embeddings at load; 16 keeps the compute type.
+        bits: 4 or 8 quantises linears and embeddings at load; 16 computes with plain matrices.
         max_draft: Drafts a round; what the checkpoint promises without.
         truncate: Draw from the request's top-k, top-p and min-p too, not from temperature alone.
         dtype: Compute type; the target's without.

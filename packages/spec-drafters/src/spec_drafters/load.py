@@ -58,8 +58,9 @@ def load_drafter(
         mode: "auto", or the kind that must come out: "dspark", "dflash" (DFlash 2 included),
             "eagle3", "draft-model", "lookup".
         model: Name or folder of the target, to find its pair and its vocabulary.
-        bits: 4 or 8 quantises the drafter's linears and embeddings at load; 16 does not. A
-            checkpoint that is quantised already stays as it is.
+        bits: 4 or 8 quantises the drafter's linears and embeddings at load; a checkpoint that is
+            quantised already stays as it is. 16 computes with plain matrices, unpacked if need be:
+            the fastest on a CPU with a fast BLAS, which quantised products do not use.
         window: Context rows that a bidirectional head sees, the newest; 0 for all.
         confidence_threshold: DSpark only: cut drafts at the first slot less sure than this; the
             pair's without, or 0.
@@ -76,6 +77,7 @@ def load_drafter(
     if mode not in MODES:
         raise ValueError(f'[load] mode must be one of {", ".join(MODES)}, got "{mode}".')
     if mode == "lookup":
+        _refuse_threshold(confidence_threshold)
         return LookupDrafter(**options)
     settings = {"bits": bits, "window": window, "model": model, **options}
     settings["confidence_threshold"] = confidence_threshold
@@ -86,12 +88,22 @@ def load_drafter(
     found = pair.drafter_for(mode) if pair is not None else None
     if pair is None or found is None:
         if mode == "auto":
+            _refuse_threshold(confidence_threshold)
             return LookupDrafter()
         raise LoadError(
             f'[load] Mode "{mode}" needs a drafter for "{model}", and no pair is known. '
             'Pass one, or use mode "lookup".'
         )
     return _load_known(pair, found, target, mode, settings, lookup_drafts)
+
+
+def _refuse_threshold(threshold: float | None) -> None:
+    """Refuse what lookup would silently ignore."""
+    if threshold:
+        raise LoadError(
+            "[load] A confidence threshold needs a drafter with a confidence head, and what runs "
+            "here is lookup. Name a drafter, or leave the threshold at 0."
+        )
 
 
 def _load_known(
@@ -130,7 +142,12 @@ def _load(name: Path | str, target: Target, mode: str, settings: dict[str, Any])
             f'[load] Mode "{mode}" needs a checkpoint of that kind, got a "{wanted}" one in '
             f'"{folder.name}". Use mode "{wanted}" or "auto".'
         )
-    threshold = settings.pop("confidence_threshold")
+    threshold = settings.pop("confidence_threshold") or 0.0
+    if threshold > 0 and kind != "dspark":
+        raise LoadError(
+            f'[load] A confidence threshold needs a confidence head, got a "{wanted}" drafter in '
+            f'"{folder.name}". Leave the threshold at 0.'
+        )
     if kind == "draft-model":
         kept = {k: v for k, v in settings.items() if k not in ("bits", "window")}
         return DraftModelDrafter.load(folder, target, **kept)
@@ -139,7 +156,7 @@ def _load(name: Path | str, target: Target, mode: str, settings: dict[str, Any])
         settings.pop("window")
         return Eagle3Drafter(checkpoint, target, **settings)
     if kind == "dspark":
-        return DSparkDrafter(checkpoint, target, confidence_threshold=threshold or 0.0, **settings)
+        return DSparkDrafter(checkpoint, target, confidence_threshold=threshold, **settings)
     family = DFlash2Drafter if kind == "dflash2" else DFlashDrafter
     return family(checkpoint, target, **settings)
 

@@ -28,12 +28,17 @@ _PROBE_IDS = (1, 2, 3)
 
 @dataclass(slots=True)
 class TargetCache:
-    """One sequence's state: the model's cache entries and how each rolls back."""
+    """One sequence's state: the model's cache entries and how each rolls back.
+
+    A forward that did not come to its end, after an error or Ctrl-C, leaves some layers ahead of
+    others: the cache is torn, and refuses to go on.
+    """
 
     entries: list[Any]
     rollbacks: list[Rollback]
     offset: int = 0
     n_open: int = 0
+    torn: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -125,9 +130,12 @@ class MlxTarget:
         """Append one chunk of the prompt; only its last row meets the head."""
         if cache.is_open:
             raise StateError("[prefill] The open block must be committed first.")
+        _refuse_torn(cache, "prefill")
+        cache.torn = True
         done = self._forward(mx.array(list(tokens), mx.int32), cache.entries, taps, last_only=True)
-        cache.offset += len(tokens)
         mx.eval([entry.state for entry in cache.entries], done.taps)
+        cache.offset += len(tokens)
+        cache.torn = False
         mx.clear_cache()
         return TargetOutput(done.logits, done.taps)  # logits (1, V), lazy
 
@@ -137,10 +145,13 @@ class MlxTarget:
         """Forward a block and leave it open."""
         if cache.is_open:
             raise StateError(f"[verify] A block of {cache.n_open} rows is open. Call commit first.")
+        _refuse_torn(cache, "verify")
+        cache.torn = True
         for rollback in cache.rollbacks:
             rollback.open()
         done = self._forward(block, cache.entries, taps)
         cache.n_open = block.shape[0]
+        cache.torn = False
         return TargetOutput(done.logits, done.taps)
 
     def commit(self, cache: TargetCache, n_keep: int) -> None:
@@ -164,6 +175,7 @@ class MlxTarget:
         """A copy of a closed cache to go on from later; None for kinds that cannot be copied."""
         if cache.is_open:
             raise StateError("[freeze] The open block must be committed first.")
+        _refuse_torn(cache, "freeze")
         frozen = [freeze_entry(entry, cache.offset) for entry in cache.entries]
         entries = tuple(entry for entry in frozen if entry is not None)
         if len(entries) < len(frozen):
@@ -274,3 +286,11 @@ def _close(got: mx.array, want: mx.array) -> bool:
     got, want = got.astype(mx.float32), want.astype(mx.float32)
     close = mx.abs(got - want).max() <= 0.01 * mx.abs(want).max()
     return bool(close.item())  # sync: once, at load
+
+
+def _refuse_torn(cache: TargetCache, where: str) -> None:
+    if cache.torn:
+        raise StateError(
+            f"[{where}] The cache must come from forwards that ended, got one that an error or an "
+            "interrupt tore. Drop it and start from a new one."
+        )

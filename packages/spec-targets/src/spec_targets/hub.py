@@ -39,5 +39,5 @@ def locate(model: str | Path) -> Path:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else ""
         raise LoadError(
             f'[model] "{name}" is no folder here and could not be fetched from the hub: '
-            f"{type(error).__name__}: {reason}"
+            f"{type(error).__name__}: {reason}. Check the name and the network, or give a folder."
         ) from error

@@ -155,7 +155,13 @@ def _split(network: Any, config: dict[str, Any], group: mx.distributed.Group) ->
                 f'[load] "{key}" must be a multiple of the {n_ranks} processes, got {n_heads}. '
                 "Start another number of them."
             )
-    shard(group)
+    try:
+        shard(group)
+    except (AssertionError, ValueError) as error:
+        raise LoadError(
+            f'[load] Model type "{model_type}" must divide by the {n_ranks} processes: '
+            f"{_one_line(error)} Start another number of them."
+        ) from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -6,7 +6,8 @@ out of the noted rows, and the recurrence alone runs again from the state before
 else of the model is computed twice. Where a recurrence runs row by row anyway, the state after the
 kept rows was there already and is picked.
 
-Covers gated DeltaNet and its vector-gated kin, Mamba-2, and short convolutions.
+Covers gated DeltaNet and its vector-gated kin, Mamba-2, and short convolutions. For any other
+recurrence its whole layer runs again on the kept rows, which costs the layer's projections.
 """
 
 from collections.abc import Callable, Sequence
@@ -141,6 +142,7 @@ class RecurrentCache(ArraysCache):
         self._before: list[mx.array | None] | None = None
         self._windows: list[tuple[mx.array, int]] = []
         self._state_after: Callable[[int], mx.array] | None = None
+        self._run_layer: Callable[[int], Any] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -150,7 +152,7 @@ class RecurrentCache(ArraysCache):
     def open(self) -> None:
         """Remember the state and note what the next rows feed in."""
         self._before = list(self.cache)
-        self._windows, self._state_after = [], None
+        self._windows, self._state_after, self._run_layer = [], None, None
 
     def note_window(self, rows: mx.array, n_before: int) -> None:
         """A convolution reads `rows` (B, n_before + T, C): the old window, then the block."""
@@ -160,25 +162,33 @@ class RecurrentCache(ArraysCache):
         """A recurrence ran; `state_after(n)` gives its state after the block's first n rows."""
         self._state_after = state_after
 
+    def note_layer(self, run: Callable[[int], Any]) -> None:
+        """A layer ran; `run(n)` runs it again on the block's first n rows, from these slots."""
+        self._run_layer = run
+
     def keep(self, n_rows: int, n_keep: int) -> None:
         """Close the block of `n_rows` rows; the slots become what the first `n_keep` lead to."""
         slots = self._slots_after(n_rows, n_keep)
-        self._before, self._windows, self._state_after = None, [], None
+        self._before, self._windows = None, []
+        self._state_after, self._run_layer = None, None
         if slots is not self.cache:
             self.cache = slots
             if n_keep:
                 mx.async_eval(slots)
 
-    def _slots_after(self, n_rows: int, n_keep: int) -> list[mx.array | None]:
+    def _slots_after(self, n_rows: int, n_keep: int) -> list[Any]:
         """The slots after the first `n_keep` rows of the open block of `n_rows`."""
         if self._before is None or n_keep == n_rows:
             return self.cache
         if n_keep == 0:
             return self._before
+        if self._run_layer is not None:
+            whole, self.cache = self.cache, list(self._before)
+            self._run_layer(n_keep)  # lazy: only what the slots need is ever computed
+            slots, self.cache = self.cache, whole
+            return slots
         # Copies: a view would hold the rows of the whole block.
-        slots: list[mx.array | None] = [
-            mx.contiguous(rows[:, n_keep : n_keep + n]) for rows, n in self._windows
-        ]
+        slots = [mx.contiguous(rows[:, n_keep : n_keep + n]) for rows, n in self._windows]
         if self._state_after is not None:
             slots.append(self._state_after(n_keep))
         assert len(slots) == len(self.cache), "a recurrent layer has a slot that is not noted"
@@ -212,6 +222,31 @@ def watch(mixer: nn.Module, convolutions: Sequence[nn.Module], recurrence: Recur
     swaps.swap(mixer, {**methods, "__call__": call})
     for convolution in convolutions:
         _watch_convolution(swaps, convolution, current)
+
+
+def watch_layer(layer: nn.Module) -> None:
+    """Let a layer whose recurrence is not known here note its arguments in its RecurrentCache."""
+    original: Any = type(layer).__call__
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def run(n_keep: int) -> Any:
+            n_rows = args[0].shape[1]
+            cut = [_first_rows(one, n_rows, n_keep) for one in args]
+            named = {name: _first_rows(one, n_rows, n_keep) for name, one in kwargs.items()}
+            return original(module, *cut, **named)
+
+        for cache in (*args, *kwargs.values()):
+            if isinstance(cache, RecurrentCache) and cache.is_open:
+                cache.note_layer(run)
+        return original(module, *args, **kwargs)
+
+    Swaps().swap(layer, {"__call__": call})
+
+
+def _first_rows(argument: Any, n_rows: int, n_keep: int) -> Any:
+    """An argument of shape (B, n_rows, ..) cut to its first rows; others as they are."""
+    is_rows = isinstance(argument, mx.array) and argument.ndim > 1 and argument.shape[1] == n_rows
+    return argument[:, :n_keep] if is_rows else argument
 
 
 def _noting(recurrence: Recurrence, current: list[RecurrentCache]) -> Callable[..., Any]:

@@ -122,6 +122,8 @@ _SHORT_CONV = {
 }
 _SPECIAL: dict[str, dict[str, Any]] = {
     "apertus": {"post_norm": True, "qk_norm": True},
+    "bailing_moe_linear": {"layer_group_size": 3, "group_norm_size": 2},
+    "bailing_moe_v3": {"num_hidden_layers": 4},
     "dbrx": {
         "d_model": 32,
         "n_layers": 3,
@@ -154,6 +156,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "layer_types": ["mamba", "mamba", "attention"],
         "shared_intermediate_size": 24,
     },
+    "gear": {"layer_types": ["conv_mixer", _SLIDING, "conv_mixer"], "conv_L_cache": 3},
     "gptj": {"rotary_dim": 8},
     "hunyuan": {
         "moe_topk": 2,
@@ -163,6 +166,15 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "cla_share_factor": 2,
         "num_hidden_layers": 4,
         "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1000.0},
+    },
+    "jamba": {
+        "attn_layer_offset": 1,
+        "attn_layer_period": 3,
+        "expert_layer_offset": 1,
+        "expert_layer_period": 2,
+        "mamba_d_conv": 4,
+        "mamba_d_state": 8,
+        "mamba_expand": 2,
     },
     "kimi_linear": {
         "linear_attn_config": {"kda_layers": [1, 2], "num_heads": 4, "head_dim": 8},
@@ -190,6 +202,12 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "num_layers": 3,
         "mla_scale_q_lora": True,
         "mla_scale_kv_lora": True,
+    },
+    "mamba": {
+        "state_size": 8,
+        "conv_kernel": 4,
+        "use_conv_bias": True,
+        "time_step_rank": 2,
     },
     "mamba2": {
         "num_heads": 4,
@@ -268,6 +286,19 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "qwen3_5": {**_GATED_DELTA, "num_experts": 0},
     "qwen3_5_moe": _GATED_DELTA,
     "qwen3_next": {**_GATED_DELTA, "mlp_only_layers": [1]},
+    "recurrent_gemma": {
+        "conv1d_width": 4,
+        "logits_soft_cap": 30.0,
+        "attention_window_size": WINDOW,
+        "block_types": ["recurrent", "attention", "recurrent"],
+        "num_key_value_heads": 1,
+    },
+    "rwkv7": {
+        "a_low_rank_dim": 4,
+        "v_low_rank_dim": 4,
+        "gate_low_rank_dim": 4,
+        "decay_low_rank_dim": 4,
+    },
     "spark2_5": {"rope_parameters": {_SLIDING: _ROPE, _FULL: _ROPE}},
     "stablelm": {"use_qkv_bias": True},
     "step3p5": {"num_attention_groups": 2, "moe_top_k": 2, "share_expert_dim": 24},

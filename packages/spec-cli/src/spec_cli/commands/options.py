@@ -63,7 +63,7 @@ _DRAFTER = [
         "--max-draft",
         type=MaxDraft(),
         help="Most drafted tokens a round; 0 = plain, auto = adapts every round.  "
-        "[default: the best one that spec calibrate found, else full]",
+        "[default: the best one as measured on this machine, once]",
     ),
     click.option(
         "--confidence-threshold",

@@ -215,10 +215,33 @@ def _output_transform(facts: Facts) -> Config:
     return transform | ({"final_logit_softcapping": softcap} if softcap else {})
 
 
+def _check_draft_vocabulary(facts: Facts, n_draft: int, n_vocab: int) -> None:
+    """A reduced vocabulary needs a map to the target's, one target id for each draft id."""
+    if "d2t" not in facts.shapes:
+        if n_vocab and n_draft != n_vocab:
+            raise ConvertError(
+                f"[config] A draft vocabulary of {n_draft} beside {n_vocab} target tokens needs "
+                'the tensor "d2t", which is missing. Use a complete export of the drafter.'
+            )
+        return
+    ids = facts.vector("d2t")
+    if len(ids) != n_draft or len(set(ids)) != len(ids):
+        raise ConvertError(
+            f'[config] "d2t" must name {n_draft} different target tokens, got {len(set(ids))} of '
+            f"{len(ids)}. Use a complete export of the drafter."
+        )
+    if min(ids) < 0 or (n_vocab and max(ids) >= n_vocab):
+        raise ConvertError(
+            f'[config] "d2t" must name tokens 0 to {n_vocab - 1}, got {min(ids):.0f} to '
+            f"{max(ids):.0f}. Use the drafter made for this vocabulary."
+        )
+
+
 def _eagle3(facts: Facts) -> Config:
     taps = facts.metadata.integers("eagle3.extract_layers")
     draft_vocab = facts.shapes.get("output.weight", (0,))[0]
     n_vocab = len(facts.metadata.texts("tokenizer.ggml.tokens"))
+    _check_draft_vocabulary(facts, draft_vocab or n_vocab, n_vocab)
     backbone = _backbone(facts, "LlamaForCausalLMEagle3")
     return {
         **backbone,

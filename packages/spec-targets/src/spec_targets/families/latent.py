@@ -18,32 +18,43 @@ class LatentFamily(StackFamily):
         _prepare_attention(self.layers(model))
 
 
-class KimiLinearFamily(RecurrentFamily):
-    """kimi_linear: gated delta attention with a gate per channel, latent attention between."""
+class DeltaLatentFamily(RecurrentFamily):
+    """Gated delta attention with a gate per channel, and latent attention between.
 
-    def __init__(self) -> None:
-        convolutions = ("q_conv.conv", "k_conv.conv", "v_conv.conv")
-        super().__init__(Layout(), "self_attn", convolutions, GATED_DELTA)
+    Args:
+        layout: Where its parts are.
+        attention: Name of either kind of attention in a layer.
+        convolutions: Paths of the convolutions in the recurrent kind.
+    """
+
+    def __init__(self, layout: Layout, attention: str, convolutions: tuple[str, ...]) -> None:
+        super().__init__(layout, attention, convolutions, GATED_DELTA)
+        self._attention = attention
 
     def prepare(self, model: Any) -> None:
         """Both preparations, each on its layers."""
         super().prepare(model)
-        _prepare_attention(self.layers(model))
+        _prepare_attention(self.layers(model), self._attention)
 
 
-def _prepare_attention(layers: list[nn.Module]) -> None:
+def _prepare_attention(layers: list[nn.Module], name: str = "self_attn") -> None:
     for layer in layers:
-        attention: Any = layer["self_attn"]
+        attention: Any = layer[name]
         for one in attention if isinstance(attention, list) else [attention]:
             if "embed_q" in one:
                 attend_in_latent_space(one)
 
 
 LATENT: dict[str, StackFamily] = {
+    "bailing_moe_v3": DeltaLatentFamily(
+        Layout(embedding="word_embeddings"), "attention", ("q_conv1d", "k_conv1d", "v_conv1d")
+    ),
     "deepseek_v3": LatentFamily(),
     "glm4_moe_lite": LatentFamily(),
     "kimi_k25": LatentFamily(Layout(owner="language_model")),
-    "kimi_linear": KimiLinearFamily(),
+    "kimi_linear": DeltaLatentFamily(
+        Layout(), "self_attn", ("q_conv.conv", "k_conv.conv", "v_conv.conv")
+    ),
     "kimi_vl": LatentFamily(Layout(owner="language_model")),
     "longcat_flash": LatentFamily(),
 }

@@ -3,7 +3,7 @@
 from typing import Any
 
 from spec_targets.families.layout import Layout, StackFamily, part
-from spec_targets.recurrent import GATED_DELTA, MAMBA2, Recurrence, watch
+from spec_targets.recurrent import GATED_DELTA, MAMBA2, Recurrence, watch, watch_layer
 
 
 class RecurrentFamily(StackFamily):
@@ -38,6 +38,15 @@ class RecurrentFamily(StackFamily):
                 watch(mixer, convolutions, self._recurrence)
 
 
+class ReplayFamily(StackFamily):
+    """A stack whose recurrent layers run again as a whole: recurrences that have no name here."""
+
+    def prepare(self, model: Any) -> None:
+        """Let every layer note what it was called with."""
+        for layer in self.layers(model):
+            watch_layer(layer)
+
+
 def _gated_delta(owner: str = "", mixer: str = "linear_attn") -> RecurrentFamily:
     return RecurrentFamily(Layout(owner=owner), mixer, recurrence=GATED_DELTA)
 
@@ -53,11 +62,15 @@ def _short_convolution(owner: str = "") -> RecurrentFamily:
 _BACKBONE = Layout(backbone="backbone", embedding="embeddings", norm="norm_f")
 _QKV = ("q_conv1d", "k_conv1d", "v_conv1d")
 RECURRENT: dict[str, StackFamily] = {
+    "bailing_moe_linear": ReplayFamily(Layout(embedding="word_embeddings")),
     "falcon_h1": _mamba2(Layout(norm="final_layernorm"), "mamba"),
+    "gear": ReplayFamily(),
     "granitemoehybrid": _mamba2(Layout(), "mamba"),
+    "jamba": ReplayFamily(Layout(norm="final_layernorm")),
     "lfm2": _short_convolution(),
     "lfm2-vl": _short_convolution("language_model"),
     "lfm2_moe": _short_convolution(),
+    "mamba": ReplayFamily(_BACKBONE),
     "mamba2": _mamba2(_BACKBONE, "mixer"),
     "nemotron_h": _mamba2(_BACKBONE, "mixer"),
     "olmo_hybrid": RecurrentFamily(Layout(), "linear_attn", _QKV, GATED_DELTA),
@@ -65,4 +78,6 @@ RECURRENT: dict[str, StackFamily] = {
     "qwen3_5": _gated_delta("language_model"),
     "qwen3_5_moe": _gated_delta("language_model"),
     "qwen3_next": _gated_delta(),
+    "recurrent_gemma": ReplayFamily(Layout(norm="final_norm")),
+    "rwkv7": ReplayFamily(Layout(embedding="embeddings")),
 }
