@@ -1,4 +1,4 @@
-"""Aggregate tokens per second of a server by concurrency, and the second turn's first token.
+"""Tokens per second of a server at several concurrencies, and the first token of a second turn.
 
     uv run benchmarks/server_throughput.py --model FOLDER [--concurrency 1,4,8] [--tokens 64]
 

@@ -55,11 +55,27 @@ def outcome(answer: httpx.Response) -> tuple:
     )
 
 
+class Counting:
+    """Notes how many sequences shared each forward."""
+
+    def __init__(self, target):
+        self._target, self.widths = target, []
+
+    def __getattr__(self, name):
+        return getattr(self._target, name)
+
+    def verify_rows(self, blocks, *args, **kwargs):
+        self.widths.append(blocks.shape[0])
+        return self._target.verify_rows(blocks, *args, **kwargs)
+
+
 @pytest.mark.parametrize("max_batch", [8, 1])
 def test_every_request_of_a_mixed_crowd_equals_its_solo_run(load_tiny, max_batch):
     settings = Settings(port=0, max_batch=max_batch, prefill_chunk=16)
-    with Server(load_tiny(), settings) as server:
+    with Server(load_tiny(wrap=Counting), settings) as server:
+        widths = server.engine.served.pair.target.widths
         alone = [outcome(httpx.post(f"{server.url}{CHAT}", json=mixed(i))) for i in range(24)]
+        widths.clear()
 
         async def crowd():
             async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
@@ -72,7 +88,9 @@ def test_every_request_of_a_mixed_crowd_equals_its_solo_run(load_tiny, max_batch
                 pairs = zip(logprobs, alone[i][3], strict=True)
                 assert all(abs(a - b) < 1e-3 for a, b in pairs), i
         if max_batch > 1:
-            assert server.engine.batch_refusal is None
+            assert server.engine.batch_refusal is None and max(widths) >= 5
+        else:
+            assert widths == []
 
 
 def test_a_seeded_request_is_constant_beside_unseeded_ones(load_tiny):

@@ -228,3 +228,14 @@ def test_a_model_that_mixes_rows_is_refused(make_target, monkeypatch):
     monkeypatch.setattr(target, "_forward_rows", mixing)
     assert "depends on the sequences beside it" in target.batch_refusal
     assert Batch(target).refusal == target.batch_refusal
+
+
+def test_packed_rows_share_a_forward_too(make_target):
+    target = make_target("qwen3", kv_bits=8, head_dim=32, hidden_size=128)
+    assert target.batch_refusal is None
+    done, widths = drain(Batch(target), {0: [0, 1, 2, 3]}, target)
+    assert max(widths) >= 2
+    for seed in range(4):
+        ids, _, reason = summary(done[seed])
+        want_ids, _, want_reason = alone(target, seed)
+        assert (ids, reason) == (want_ids, want_reason), seed

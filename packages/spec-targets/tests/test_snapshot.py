@@ -89,3 +89,13 @@ def test_open_or_empty_caches_are_not_frozen(make_target):
     target.verify(mx.array([3], mx.int32), cache)
     with pytest.raises(StateError, match="open block"):
         target.freeze(cache)
+
+
+def test_packed_states_are_frozen_packed(make_target):
+    target = make_target("qwen3", kv_bits=8, head_dim=32, hidden_size=128)
+    ids = ids_of(30, 6)
+    frozen = target.freeze(prefilled(target, ids))
+    assert frozen.entries[0].kind == "packed" and frozen.reach(17) == 17
+    for n in (30, 17):
+        want = next_logits(target, prefilled(target, ids[:n]))
+        assert mx.array_equal(next_logits(target, target.thaw(frozen, n)), want).item()
