@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 import mlx.core as mx
 
-from spec_core import Draft, LoadError, Sampling, Target, TargetOutput
+from spec_core import LoadError, Sampling, Target, TargetOutput
 from spec_drafters._blocks import BlockBody, BodyState, check_fit
 from spec_drafters._checkpoint import Checkpoint, open_checkpoint, read_head
 from spec_drafters._head import Family
@@ -80,10 +80,6 @@ class BlockDrafter:
     def max_draft(self) -> int:
         """K, drafts of a whole block."""
         return self.head.n_drafts
-
-    def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
-        """Propose at most cap tokens."""
-        raise NotImplementedError
 
     def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
         """Append the taps of committed rows to the context; enqueues, waits for nothing."""
