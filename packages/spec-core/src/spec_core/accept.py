@@ -24,7 +24,7 @@ def accept_greedy(logits: mx.array, drafts: mx.array, dtype: mx.Dtype | None = N
     best = mx.argmax(logits, axis=-1).astype(mx.int32)  # (K + 1,), ties: the lowest id
     n_accepted = _longest_prefix(best[:-1] == drafts)
     ties = mx.cumsum(near_tie(logits, best, dtype).astype(mx.int32))
-    return Acceptance(n_accepted, best[n_accepted], ties[n_accepted])
+    return Acceptance(n_accepted, mx.take(best, n_accepted), mx.take(ties, n_accepted))
 
 
 def accept_residual(
@@ -45,25 +45,23 @@ def accept_residual(
     """
     n_drafts, vocab_size = drafts.shape[0], target_probs.shape[-1]
     accept_key, draw_key = mx.random.split(key)
-    rows = mx.arange(n_drafts)
     column = mx.clip(drafts, 0, vocab_size - 1)  # MLX does not check bounds
-    p = mx.where(column == drafts, target_probs[rows, column], 0.0)  # (K,)
-    if draft_probs is None:
-        q = mx.ones_like(p)
-    else:
-        q = draft_probs[rows, column]
-        p = mx.where(mx.isfinite(draft_probs.sum(axis=-1)), p, -mx.inf)
+    at = column + mx.arange(0, n_drafts * vocab_size, vocab_size)  # into the flattened rows
+    p = mx.where(column == drafts, mx.take(target_probs, at), 0.0)  # (K,)
     u = mx.random.uniform(shape=(n_drafts,), key=accept_key)
-    n_accepted = _longest_prefix(u * q < p)  # u < p / q without the division; never where p <= 0
+    if draft_probs is not None:
+        u = u * mx.take(draft_probs, at)
+        p = mx.where(mx.isfinite(draft_probs.sum(axis=-1)), p, -mx.inf)
+    n_accepted = _longest_prefix(u < p)  # u < p / q without the division; never where p <= 0
 
     if draft_probs is None:
-        padded = mx.concatenate([drafts, mx.array([-1], mx.int32)])
-        q_row = (padded[n_accepted] == mx.arange(vocab_size)).astype(mx.float32)
+        rejected = mx.take(mx.concatenate([drafts, mx.array([-1], mx.int32)]), n_accepted)
+        q_row = (rejected == mx.arange(vocab_size)).astype(mx.float32)
     else:
         bonus = mx.zeros((1, vocab_size))
-        q_row = mx.concatenate([draft_probs.astype(mx.float32), bonus])[n_accepted]
+        q_row = mx.take(mx.concatenate([draft_probs, bonus]), n_accepted, axis=0)
         q_row = mx.where(mx.isfinite(q_row).all(), q_row, 0.0)
-    next_token = draw(residual(target_probs[n_accepted], q_row), draw_key)
+    next_token = draw(residual(mx.take(target_probs, n_accepted, axis=0), q_row), draw_key)
     return Acceptance(n_accepted, next_token, mx.array(0, mx.int32))
 
 

@@ -284,7 +284,7 @@ class Run:
         sound = mx.isfinite(logits.max(axis=-1)) & ~mx.isnan(logits).any(axis=-1)
         n_bad = mx.cumsum((~sound).astype(mx.int32))
         header = [outcome.n_accepted, outcome.next_token, outcome.near_ties]
-        header.append(n_bad[outcome.n_accepted])
+        header.append(mx.take(n_bad, outcome.n_accepted))
         parts = [mx.stack(header), draft.tokens.astype(mx.int32)]
         if draft.confidence is not None:
             parts.append(floats_as_ints(draft.confidence))
