@@ -23,7 +23,7 @@ from spec_cli.measure import run_once
 from spec_cli.prompts import BUNDLED, read_prompts
 from spec_core import Cap, FixedCap, Pair, Sampling
 
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "drafter": None,
     "drafter_bits": 8,
     "drafter_window": 4096,
@@ -36,8 +36,9 @@ def main() -> None:
     """Run the race and print or write the result."""
     options = parse()
     opened = opening.open_target(options.model)
-    extra = {"bits": 8, "window": 4096, "confidence_threshold": None, "lookup_drafts": None}
-    wish = opening.Wish(options.mode, None, extra if options.mode != "lookup" else {})
+    OPTIONS["drafter"], OPTIONS["drafter_bits"] = options.drafter, options.bits
+    extra = {"bits": options.bits, "window": 4096, "lookup_drafts": False}
+    wish = opening.Wish(options.mode, options.drafter, extra if options.mode != "lookup" else {})
     pair = opened.pair(wish)
     assert pair.drafter is not None
     calibration = caps.calibration_of(opened, pair, OPTIONS)
@@ -71,6 +72,8 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--model", help="folder, hub id or gguf:FILE; the embedded one without")
+    parser.add_argument("--drafter", help="folder or hub id; the embedded model's own without")
+    parser.add_argument("--bits", type=int, default=8, help="of the drafter")
     parser.add_argument("--mode", default="dspark")
     parser.add_argument("--caps", default="1,2,3,5,full", help="fixed caps besides 0")
     parser.add_argument("--limit", type=int, default=3, help="prompts per set")
