@@ -38,3 +38,17 @@ def test_models_lists_the_embedded_default_and_what_was_converted(spec, tmp_path
     assert found["thing-123"]["runs"] is False and found["thing-123"]["model_type"] == "mystery"
     code, out, _ = spec("models")
     assert code == 0 and "thing-123" in out
+
+
+def test_models_lists_known_pairs_and_what_lm_studio_holds(spec, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / ".lmstudio" / "models" / "owner" / "name"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    code, out, _ = spec("models", "--json")
+    report = json.loads(out)
+    assert code == 0 and "owner/name" in [m["name"] for m in report["on_disk"]]
+    pairs = {pair["id"]: pair for pair in report["pairs"]}
+    assert pairs["qwen3-4b"]["dspark"] == "deepseek-ai/dspark_qwen3_4b_block7"
+    code, out, _ = spec("models")
+    assert code == 0 and "known pairs" in out and "best cap reported" in out

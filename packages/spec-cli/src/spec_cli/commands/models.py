@@ -1,6 +1,7 @@
-"""`spec models`: what can run, and what is on this disk."""
+"""`spec models`: known pairs, and what is on this disk."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,21 @@ import click
 
 from spec_cli import env, render
 
+_LM_STUDIO = (Path("~/.lmstudio/models"), Path("~/.cache/lm-studio/models"))
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 def models(as_json: bool) -> None:
-    """List the embedded default and the checkpoints on this disk."""
-    found = on_disk()
+    """List the known pairs of target and drafter, and the checkpoints on this disk."""
+    from spec_drafters.pairs import known_pairs
+
+    found, pairs = on_disk(), [asdict(pair) for pair in known_pairs()]
     if as_json:
-        render.one_json({"on_disk": found})
+        render.one_json({"pairs": pairs, "on_disk": found})
         return
+    known = [[p["target"], p["mode"], p[p["mode"]] or "", str(p["cap"])] for p in pairs]
+    render.table("known pairs", ["target", "mode", "drafter", "best cap reported"], known)
     rows = [[m["name"], m["model_type"], "yes" if m["runs"] else "no", m["where"]] for m in found]
     render.table("on disk", ["model", "type", "runs", "where"], rows)
 
@@ -36,6 +43,10 @@ def on_disk() -> list[dict[str, Any]]:
     for config in sorted(Path(HF_HUB_CACHE).glob("models--*/snapshots/*/config.json")):
         name = config.parents[2].name.removeprefix("models--").replace("--", "/", 1)
         found.append(_entry(name, _model_type(config), "hub cache", config.parent))
+    for folder in _LM_STUDIO:
+        for config in sorted(folder.expanduser().glob("*/*/config.json")):
+            name = "/".join(config.parent.parts[-2:])
+            found.append(_entry(name, _model_type(config), "LM Studio", config.parent))
     return found
 
 
