@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spec_core import Cap, Pair, Sampling, Stats, StatsMeter, generate
+from spec_core.stats import PositionCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,7 @@ class Tally:
     n_tokens: int = 0
     n_rounds: int = 0
     kept: int = 0
-    drafted_at: list[int] = field(default_factory=list)
-    accepted_at: list[int] = field(default_factory=list)
+    positions: PositionCounts = field(default_factory=PositionCounts)
 
     def add(self, run: Run) -> None:
         """Count one run; a last round that a stop cut short is left out."""
@@ -56,25 +56,17 @@ class Tally:
                 continue
             self.n_rounds += 1
             self.kept += n_accepted + 1
-            while len(self.drafted_at) < n_drafted:
-                self.drafted_at.append(0)
-                self.accepted_at.append(0)
-            for i in range(n_drafted):
-                self.drafted_at[i] += 1
-                self.accepted_at[i] += i < n_accepted
+            self.positions.add(n_drafted, n_accepted)
 
     def figures(self) -> dict[str, Any]:
         """Acceptance length, rate, and both by position."""
-        drafted, accepted = sum(self.drafted_at), sum(self.accepted_at)
         return {
             "prompts": self.n_prompts,
             "tokens": self.n_tokens,
             "rounds": self.n_rounds,
             "acceptance_length": self.kept / self.n_rounds if self.n_rounds else 1.0,
-            "acceptance_rate": accepted / drafted if drafted else 0.0,
-            "accepted_by_position": [
-                a / d for a, d in zip(self.accepted_at, self.drafted_at, strict=True)
-            ],
+            "acceptance_rate": self.positions.rate,
+            "accepted_by_position": list(self.positions.by_position),
         }
 
 

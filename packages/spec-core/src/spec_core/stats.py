@@ -40,6 +40,43 @@ class Stats:
     finish_reason: FinishReason | None
 
 
+class PositionCounts:
+    """Drafts sent and accepted at position 1, 2, .. of a draft."""
+
+    def __init__(self) -> None:
+        self._drafted: list[int] = []
+        self._accepted: list[int] = []
+
+    def add(self, n_drafted: int, n_accepted: int) -> None:
+        """Count one round."""
+        while len(self._drafted) < n_drafted:
+            self._drafted.append(0)
+            self._accepted.append(0)
+        for i in range(n_drafted):
+            self._drafted[i] += 1
+            self._accepted[i] += i < n_accepted
+
+    @property
+    def n_drafted(self) -> int:
+        """Drafts sent to verify."""
+        return sum(self._drafted)
+
+    @property
+    def n_accepted(self) -> int:
+        """Drafts accepted."""
+        return sum(self._accepted)
+
+    @property
+    def rate(self) -> float:
+        """n_accepted / n_drafted; 0.0 without drafts."""
+        return self.n_accepted / self.n_drafted if self._drafted else 0.0
+
+    @property
+    def by_position(self) -> tuple[float, ...]:
+        """Share of the drafts at each position that were accepted."""
+        return tuple(a / d for a, d in zip(self._accepted, self._drafted, strict=True))
+
+
 class StatsMeter:
     """Collects rounds; create it just before the first one is asked for.
 
@@ -50,8 +87,7 @@ class StatsMeter:
         self._created = self._first = self._last = time.perf_counter()
         self._n_tokens = self._n_rounds = self._near_ties = 0
         self._full_rounds = self._full_kept = 0
-        self._drafted_at: list[int] = []
-        self._accepted_at: list[int] = []
+        self._positions = PositionCounts()
         self._finish_reason: FinishReason | None = None
 
     def add(self, round_: Round) -> None:
@@ -67,27 +103,20 @@ class StatsMeter:
         if not round_.truncated:
             self._full_rounds += 1
             self._full_kept += round_.n_accepted + 1
-        while len(self._drafted_at) < round_.n_drafted:
-            self._drafted_at.append(0)
-            self._accepted_at.append(0)
-        for i in range(round_.n_drafted):
-            self._drafted_at[i] += 1
-            self._accepted_at[i] += i < round_.n_accepted
+        self._positions.add(round_.n_drafted, round_.n_accepted)
 
     def result(self) -> Stats:
         """Figures of the rounds added so far."""
-        drafted, accepted = sum(self._drafted_at), sum(self._accepted_at)
+        positions = self._positions
         decode_s = self._last - self._first
         return Stats(
             n_tokens=self._n_tokens,
             n_rounds=self._n_rounds,
-            n_drafted=drafted,
-            n_accepted=accepted,
+            n_drafted=positions.n_drafted,
+            n_accepted=positions.n_accepted,
             acceptance_length=self._full_kept / self._full_rounds if self._full_rounds else 1.0,
-            acceptance_rate=accepted / drafted if drafted else 0.0,
-            accepted_by_position=tuple(
-                a / d for a, d in zip(self._accepted_at, self._drafted_at, strict=True)
-            ),
+            acceptance_rate=positions.rate,
+            accepted_by_position=positions.by_position,
             near_ties=self._near_ties,
             prefill_s=self._first - self._created,
             decode_s=decode_s,
