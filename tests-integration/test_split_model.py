@@ -110,7 +110,15 @@ def run(command, cache: Path) -> dict:
 @pytest.mark.parametrize("mode", ["lookup", "dspark"])
 def test_two_processes_answer_like_one(tmp_path, model_type, mode):
     folder = write_target(tmp_path / "target", model_type)
-    generate = [BIN / "spec", "generate", "w3 w14 w15 w9 w3 w14 w15", "--raw", "--json"]
+    generate = [
+        BIN / "spec",
+        "generate",
+        "w3 w14 w15 w9 w3 w14 w15",
+        "--raw",
+        "--json",
+        "--max-draft",
+        "full",
+    ]
     n_tokens = 120 if mode == "lookup" else 40  # a random model repeats itself late
     generate += ["--model", folder, "--max-tokens", n_tokens]
     alone = run([*generate, "--mode", "baseline"], tmp_path)

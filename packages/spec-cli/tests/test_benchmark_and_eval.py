@@ -23,7 +23,7 @@ def prompt_file(tmp_path):
 def test_benchmark_races_lookup_against_baseline(spec, tiny_folder, prompt_file):
     code, out, err = spec(
         "benchmark", "--model", tiny_folder, "--mode", "lookup", "--prompts", prompt_file,
-        "--max-tokens", 24, "--trials", 2, "--json",
+        "--max-tokens", 24, "--trials", 2, "--max-draft", "full", "--json",
     )  # fmt: skip
     assert code == 0, err
     report = json.loads(out)
