@@ -11,7 +11,8 @@ def device(backend: str, architecture: str) -> Device:
 
 @pytest.mark.parametrize("name", ["g13g", "g13s", "g14d", "g15s", "g16g", "g16s"])
 def test_apple_generations_from_m1_to_m4_are_on(name):
-    assert rule_for(device("metal", f"applegpu_{name}")).allowed
+    rule = rule_for(device("metal", f"applegpu_{name}"))
+    assert rule.allowed and not rule.measured
 
 
 @pytest.mark.parametrize("name", ["applegpu_g17g", "applegpu_g18s", "applegpu_g12p", "unknown"])
@@ -24,7 +25,8 @@ def test_other_apple_devices_are_off_until_measured(name):
 @pytest.mark.parametrize(("name", "allowed"), [("sm_80", True), ("sm_90", True), ("sm_75", False),
                                                ("sm_100", False), ("sm_120", False)])  # fmt: skip
 def test_nvidia_generations_are_on_where_the_instructions_are_known(name, allowed):
-    assert rule_for(device("cuda", name)).allowed == allowed
+    rule = rule_for(device("cuda", name))
+    assert rule.allowed == rule.measured == allowed
 
 
 def test_a_cpu_has_no_kernels():

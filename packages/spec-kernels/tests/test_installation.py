@@ -152,6 +152,67 @@ def test_a_shape_that_loses_every_race_stays_stock(cuda, model, monkeypatch):
         assert classes(model) == before
 
 
+def whole_forwards(monkeypatch, seconds):
+    """Outcome of the race of whole forwards, by arm; the arms tried are kept."""
+    tried = []
+
+    def race(forward, use, **_):
+        forward(1)
+        for arm in seconds:
+            use(arm)
+            tried.append(arm)
+        return dict.fromkeys((1, 8, 16), seconds)
+
+    monkeypatch.setattr(installation, "race_forwards", race)
+    return tried
+
+
+def test_whole_forwards_have_the_last_word_on_the_matmuls(cuda, model, monkeypatch, tmp_path):
+    lost = Verdict(True, frozenset(), None, "raced", {"8": 0.7})
+    monkeypatch.setattr(Gate, "_measure_matmul", lambda self, shape: lost)
+    tried, ran = whole_forwards(monkeypatch, {"stock": 2.0, "raced": 2.0, "all": 1.0}), []
+    kept = tmp_path / "verdicts.json"
+    with install(model, forward=ran.append, cache=kept) as installed:
+        report = installed.report()
+        assert report.on and report.arms == {"all": "1-16"}
+        assert report.forward_ms["8"] == {"stock": 2000.0, "raced": 2000.0, "all": 1000.0}
+        kernel = model.layers[0].q_proj._spec_kernel
+        assert kernel._choose(mx.zeros((1, 3, 128))) == "together"
+        assert model.layers[0].o_proj._spec_kernel._choose(mx.zeros((1, 3, 128))) == "kernel"
+        assert kernel._choose(mx.zeros((1, 17, 128))) == "stock"
+    with install(model, forward=ran.append, cache=kept) as installed:
+        assert installed.report().arms == {"all": "1-16"}
+    assert tried == ["stock", "raced", "all"] and ran == [1]  # the second time it was known
+
+
+def test_a_model_whose_forwards_are_no_faster_gets_its_layers_back(cuda, model, monkeypatch):
+    before = classes(model)
+    whole_forwards(monkeypatch, {"stock": 1.0, "raced": 0.99, "all": 1.5})
+    with install(model, forward=lambda rows: None) as installed:
+        assert installed.report().arms == {"stock": "1-16"}
+        assert not installed.report().on
+        assert classes(model) == before
+
+
+def test_the_shapes_that_won_are_used_alone_where_that_is_faster(cuda, model, monkeypatch):
+    whole_forwards(monkeypatch, {"stock": 2.0, "raced": 1.0, "all": 1.5})
+    with install(model, forward=lambda rows: None):
+        kernel = model.layers[0].q_proj._spec_kernel
+        assert kernel._choose(mx.zeros((1, 8, 128))) == "together"
+        assert kernel._choose(mx.zeros((1, 3, 128))) == "stock"
+
+
+def test_a_failing_forward_leaves_no_layer_wrapped(cuda, model):
+    before = classes(model)
+
+    def forward(rows):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        install(model, forward=forward)
+    assert classes(model) == before
+
+
 def test_an_unknown_generation_is_off_unless_asked_for(cuda, model, monkeypatch):
     monkeypatch.setattr(installation, "this_device", lambda: UNKNOWN)
     report = install(model).report()
@@ -160,6 +221,16 @@ def test_an_unknown_generation_is_off_unless_asked_for(cuda, model, monkeypatch)
     with install(model, mode="on") as installed:
         assert installed.report().on
         assert installed.report().reason.startswith("asked for, although: applegpu_g17s")
+
+
+def test_a_generation_known_but_not_measured_waits_to_be_asked(cuda, model, monkeypatch):
+    known = Device("metal", "applegpu_g16s", "Apple M4 Max", "Darwin 26.1")
+    monkeypatch.setattr(installation, "this_device", lambda: known)
+    report = install(model).report()
+    assert not report.on
+    assert report.reason.startswith("applegpu_g16s is a known generation, but not measured yet")
+    with install(model, mode="on") as installed:
+        assert installed.report().on
 
 
 def test_off_installs_nothing(cuda, model):

@@ -127,7 +127,7 @@ def siblings():
     together = FakeMatmul(*wants)
     shared = Shared(together)
     for index, layer in enumerate(layers):
-        layer._spec_kernel.share(shared, index)
+        layer._spec_kernel.share(shared, index, True)
     return layers, together, [matmul for matmul, _ in kernels]
 
 

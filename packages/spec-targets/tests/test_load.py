@@ -1,30 +1,10 @@
 import json
-from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 
 from spec_core import LoadError
 from spec_targets import load_target
-from spec_targets.tiny import build, tiny_config
-
-
-@pytest.fixture
-def checkpoint(tmp_path, monkeypatch):
-    """A folder with a tiny model; its tokenizer is not what these tests are about."""
-    monkeypatch.setattr("spec_targets.load._load_tokenizer", lambda *_: SimpleNamespace())
-
-    def write(model_type="qwen3", extra=None, weights=True, **fields):
-        config = tiny_config(model_type, **fields)
-        if weights:
-            model = build(config)
-            parameters = dict(tree_flatten(model.parameters()))
-            mx.save_safetensors(str(tmp_path / "model.safetensors"), parameters)
-        (tmp_path / "config.json").write_text(json.dumps({**config, **(extra or {})}))
-        return tmp_path
-
-    return write
 
 
 def test_a_checkpoint_loads_with_its_limits(checkpoint):

@@ -131,6 +131,7 @@ def _kernels(target: Any, options: dict[str, Any]) -> str:
     if installed is not None:
         report = installed.report()
         used = [f"{op.op} {op.shape} {op.kernel} {op.serves}" for op in report.ops]
+        used += [f"{arm} {rows}" for arm, rows in report.arms.items()]
         parts += sorted(used) if report.on else ["stock kernels"]
     parts += ["exact"] if options.get("exact") else []
     parts += [Path(name).name for name in env.preloaded().split(":") if name]

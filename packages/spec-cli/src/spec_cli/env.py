@@ -6,6 +6,15 @@ from pathlib import Path
 import platformdirs
 
 
+def prepare_mlx() -> None:
+    """Room for the graphs of blocks of every width, before MLX reads its settings.
+
+    MLX's CUDA backend keeps one graph per topology and gives up ("Cache thrashing") once twice its
+    capacity of them had to be made; speculation makes one set for every block width.
+    """
+    os.environ.setdefault("MLX_CUDA_GRAPH_CACHE_SIZE", "2000")
+
+
 def debug() -> bool:
     """SPEC_DEBUG=1 shows tracebacks."""
     return os.environ.get("SPEC_DEBUG", "") not in ("", "0")

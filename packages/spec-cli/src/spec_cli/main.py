@@ -29,6 +29,7 @@ for command in (generate, serve, benchmark, calibrate, evaluate, models, doctor,
 
 def main() -> None:
     """Run the command line; exits 0 done, 1 refused, 2 usage."""
+    env.prepare_mlx()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -87,6 +87,7 @@ def open_target(
     *,
     exact: bool = False,
     kv_bits: int | None = None,
+    kernels: str = AUTO,
     split: bool = False,
     trust_remote_code: bool = False,
 ) -> Opened:
@@ -99,6 +100,7 @@ def open_target(
         model: See `locate_model`.
         exact: Refuse a target whose rows depend on their number.
         kv_bits: Hold keys and values in 4 or 8 bits.
+        kernels: "auto", "on" or "off": the few-row kernels.
         split: Whether the command can run in several processes.
         trust_remote_code: Let a checkpoint's own Python run.
 
@@ -122,6 +124,7 @@ def open_target(
         folder,
         kv_bits=kv_bits,
         group=group,
+        kernels=kernels,  # pyright: ignore[reportArgumentType]
         exact=exact,
         verdicts=env.kernel_verdicts(),
         trust_remote_code=trust_remote_code,

@@ -5,6 +5,7 @@ keyed by everything that could change them. Knows shapes, no models.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -61,6 +62,19 @@ class Gate:
         verdict = self._measure_attention(shape)
         self._put(f"attention {shape}", asdict(verdict))
         return verdict
+
+    def forwards(self, model: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What whole forwards of a model said: stored, or measured now and stored.
+
+        Args:
+            model: tells this model's shapes from others'.
+            measure: times the forwards; plain values, for JSON.
+        """
+        stored = self._get(f"forward {model}")
+        if stored is None:
+            stored = measure()
+            self._put(f"forward {model}", stored)
+        return stored
 
     def shares(self, together: RowMatmul) -> bool:
         """Whether one launch for several weights gives the bits of one launch each; not stored."""

@@ -31,10 +31,17 @@ class Device:
 
 @dataclass(frozen=True)
 class Rule:
-    """Whether the kernels are on for a device unless the user says otherwise, and why."""
+    """What may run on a device, and why.
+
+    Attributes:
+        allowed: whether the device's generation is known, so that the kernels may run.
+        reason: why.
+        measured: whether they have run on such hardware, so that they are on unless turned off.
+    """
 
     allowed: bool
     reason: str
+    measured: bool = False
 
 
 def this_device() -> Device:
@@ -53,7 +60,8 @@ def rule_for(device: Device) -> Rule:
 
     A microbenchmark cannot see a stall: a comparable kernel won its race on the M5 and then held
     up real generations (kernels.md 5), so an unknown generation stays off whatever a race would
-    say.
+    say. The Metal kernels are verified by emulation only: there a known generation is allowed, for
+    those who ask.
     """
     if device.backend == "cpu":
         return Rule(False, "no kernels for the CPU")
@@ -64,5 +72,5 @@ def rule_for(device: Device) -> Rule:
             return Rule(True, f"{device.architecture} is a known generation")
         return Rule(False, f"{device.architecture} is not a known generation (M1 to M4)")
     if device.architecture in CUDA_KNOWN:
-        return Rule(True, f"{device.architecture} is a known generation")
+        return Rule(True, f"{device.architecture} is a known generation", measured=True)
     return Rule(False, f"{device.architecture} is not one of {', '.join(CUDA_KNOWN)}")

@@ -5,6 +5,7 @@ that call a function named `scaled_dot_product_attention`. Knows no model family
 class.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -34,6 +35,7 @@ from spec_kernels.layers import (
 )
 from spec_kernels.matmul import MAX_ROWS, RowMatmul, Weight, alike, unsupported
 from spec_kernels.watchdog import Watchdog
+from spec_kernels.whole import Arm, Forward, best_arms, race_forwards
 
 Mode = Literal["auto", "on", "off"]
 ATTENTION_NAME = "scaled_dot_product_attention"
@@ -74,6 +76,8 @@ class Report:
         exact: whether a row's bits are independent of its neighbours on this model.
         reason: why the kernels are on or off as a whole.
         ops: one entry per operation and shape.
+        arms: row counts by what their matmuls use ("raced": shapes that won; "all": every shape).
+        forward_ms: whole forwards of the model by rows and arm; empty if they were not raced.
         calls: how often each implementation served since installation.
     """
 
@@ -82,6 +86,8 @@ class Report:
     exact: bool
     reason: str
     ops: tuple[OpState, ...]
+    arms: dict[str, str]
+    forward_ms: dict[str, dict[str, float]]
     calls: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:
@@ -111,15 +117,55 @@ class Installed:
     ) -> None:
         self._switch, self._device, self._reason = switch, device, reason
         self._ops, self._layers = tuple(ops), layers
+        self._forward_ms: dict[str, dict[str, float]] = {}
         self._watchdog = Watchdog()
 
     def report(self) -> Report:
         """State now."""
-        on = self._switch.on and any(op.kernel != "stock" for op in self._ops)
-        reason = self._reason if self._switch.on else self._switch.reason
+        arms: dict[str, list[int]] = {}
+        for rows, arm in enumerate(self._switch.arms):
+            if rows and self._ops:
+                arms.setdefault(arm, []).append(rows)
         return Report(
-            self._device, on, self._switch.exact, reason, self._ops, dict(self._switch.calls)
+            device=self._device,
+            on=self._switch.on and bool(self._layers),
+            exact=self._switch.exact,
+            reason=self._reason if self._switch.on else self._switch.reason,
+            ops=self._ops,
+            arms={arm: span(rows) for arm, rows in arms.items()},
+            forward_ms=self._forward_ms,
+            calls=dict(self._switch.calls),
         )
+
+    def race(self, forward: Forward, gate: Gate) -> None:
+        """Let whole forwards decide, by number of rows, which matmuls use their kernels.
+
+        Layers that serve nothing afterwards get their own class back.
+
+        Args:
+            forward: see `race_forwards`.
+            gate: keeps the outcome.
+        """
+
+        def measure() -> dict[str, Any]:
+            seconds = race_forwards(forward, lambda arm: self._switch.use((arm,) * (MAX_ROWS + 1)))
+            ms = {
+                str(n): {a: round(1e3 * s, 3) for a, s in by.items()} for n, by in seconds.items()
+            }
+            return {"arms": best_arms(seconds), "ms": ms}
+
+        shapes = sorted(f"{op.op} {op.shape} {op.layers} {op.serves}" for op in self._ops)
+        outcome = gate.forwards(
+            hashlib.sha256("; ".join(shapes).encode()).hexdigest()[:16], measure
+        )
+        arms: list[Arm] = outcome["arms"]
+        self._forward_ms = outcome["ms"]
+        self._switch.use(tuple(arms))
+        self._switch.calls.clear()
+        idle = [layer for layer in self._layers if not _serves(layer)]
+        self._layers = [layer for layer in self._layers if _serves(layer)]
+        for layer in idle:
+            unwrap(layer)
 
     def observe(self, seconds: float) -> None:
         """Tell the watchdog how long one verify took; a stall turns the kernels off.
@@ -155,6 +201,12 @@ class Installed:
         self.uninstall()
 
 
+def _serves(layer: nn.Module) -> bool:
+    """Whether a wrapped layer's kernel still serves anything; attention was raced by itself."""
+    kernel = getattr(layer, "_spec_kernel", None)
+    return not isinstance(kernel, LinearKernel) or kernel.serves
+
+
 def install(
     model: nn.Module,
     *,
@@ -162,19 +214,22 @@ def install(
     exact: bool = False,
     cache: Path | None = None,
     attention_shape: tuple[int, int, int] | None = None,
+    forward: Forward | None = None,
 ) -> Installed:
     """Put the kernels that pay into one model.
 
     Args:
         model: the model; its layers are changed in place, other instances are not.
         mode: "auto" obeys the hardware rules and races every shape against stock MLX; "on"
-        overrides the rules, not the race; "off" installs nothing.
+            overrides the rules, not the race; "off" installs nothing.
         exact: use the kernels for every row count they can serve, so that a row's bits do not
-        depend on the rows beside it, or refuse. On a CPU there is nothing to install, but it is
-        checked.
+            depend on the rows beside it, or refuse. On a CPU there is nothing to install, but it
+            is checked.
         cache: file in which verdicts are kept; None measures again in every process.
         attention_shape: (heads, heads of the cache, head dimension). None leaves attention alone,
             unless `exact` is asked for.
+        forward: runs this model on so many rows until the result is on the host. Given it, whole
+            forwards have the last word on the matmuls; without it each shape's own race has.
 
     Returns:
         The installed kernels: state, watchdog and `uninstall`.
@@ -192,10 +247,13 @@ def install(
         if device.backend != "cpu" and not rule.allowed:
             raise ExactError(f"[exact] The kernels must be on, got: {rule.reason}.")
         require_row_invariant(model, device.backend, ATTENTION_NAME)
+    if mode == "auto" and not exact and rule.allowed and not rule.measured:
+        rule = Rule(False, f"{rule.reason}, but not measured yet; ask for them to race them here")
     switch = Switch(exact=exact)
     if not rule.allowed:
         return Installed(switch, device, rule.reason, [], [])
-    installer = _Installer(Gate(device, cache, race=not exact), switch, device)
+    gate = Gate(device, cache, race=not exact)
+    installer = _Installer(gate, switch, device, every=forward is not None and not exact)
     try:
         installer.matmuls(model)
         if device.backend == "cuda":
@@ -205,12 +263,20 @@ def install(
     except BaseException:
         installer.undo()
         raise
-    return Installed(switch, device, rule.reason, installer.states(), installer.wrapped)
+    installed = Installed(switch, device, rule.reason, installer.states(), installer.wrapped)
+    if forward is not None and not exact and installer.wrapped:
+        try:
+            installed.race(forward, gate)
+        except BaseException:
+            installed.uninstall()
+            raise
+    return installed
 
 
 class _Installer:
-    def __init__(self, gate: Gate, switch: Switch, device: Device) -> None:
+    def __init__(self, gate: Gate, switch: Switch, device: Device, *, every: bool) -> None:
         self._gate, self._switch, self._where = gate, switch, device.backend
+        self._every = every
         self.wrapped: list[nn.Module] = []
         self._states: dict[str, OpState] = {}
         self._layers: Counter[str] = Counter()
@@ -256,13 +322,13 @@ class _Installer:
         self._note(
             OpState("matmul", str(shape), 0, kernel, span(rows), verdict.reason, verdict.speedup)
         )
-        if rows or verdict.wide_from is not None:
+        if rows or verdict.wide_from is not None or (self._every and verdict.correct):
             matmul = RowMatmul(weight, self._where)
             wide = None if self._switch.exact else verdict.wide_from
             kernel = LinearKernel(matmul, rows, wide, self._switch, self._where)
             wrap_linear(layer, kernel)
             self.wrapped.append(layer)
-            if rows:
+            if rows or self._every:
                 self._kernels[id(layer)] = (kernel, weight, rows)
 
     def siblings(self, model: nn.Module) -> None:
@@ -271,10 +337,11 @@ class _Installer:
             for names in SIBLINGS:
                 family = [self._kernels.get(id(parent.get(name))) for name in names]
                 known = [member for member in family if member is not None]
-                if len(known) == len(names) and len({rows for _, _, rows in known}) == 1:
-                    self._share([(kernel, weight) for kernel, weight, _ in known])
+                alike = len({rows for _, _, rows in known}) == 1
+                if len(known) == len(names) and (alike or self._every):
+                    self._share([(kernel, weight) for kernel, weight, _ in known], alike)
 
-    def _share(self, family: list[tuple[LinearKernel, Weight]]) -> None:
+    def _share(self, family: list[tuple[LinearKernel, Weight]], same_rows: bool) -> None:
         weights = [weight for _, weight in family]
         if not alike(weights):
             return
@@ -285,7 +352,7 @@ class _Installer:
         if self._sharing[key]:
             shared = Shared(together)
             for index, (kernel, _) in enumerate(family):
-                kernel.share(shared, index)
+                kernel.share(shared, index, same_rows)
 
     def attentions(self, model: nn.Module, heads: tuple[int, int, int] | None) -> None:
         kernels: dict[Callable[..., mx.array], AttentionKernel] = {}

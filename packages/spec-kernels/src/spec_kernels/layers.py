@@ -20,6 +20,7 @@ from spec_kernels.attention import MAX_QUERIES, RowAttention
 from spec_kernels.attention import unsupported as attention_unsupported
 from spec_kernels.matmul import MAX_ROWS, RowMatmul, Weight
 from spec_kernels.prefill import wide_prefill_ops
+from spec_kernels.whole import Arm
 
 _BASE = "_spec_base"
 LINEAR = (nn.Linear, nn.QuantizedLinear)
@@ -36,6 +37,9 @@ class Switch:
         exact: a layer that cannot serve its kernel raises instead of falling back.
         fresh: a shape was met for the first time since the watchdog last looked, so that something
             may have been compiled.
+        arms: by number of rows, which matmuls use the kernel: "stock" none, "raced" those whose
+            shape won its race, "all" every one that has a kernel.
+        epoch: counts the changes of `arms`.
         calls: how often each implementation served, by operation and choice.
     """
 
@@ -43,7 +47,13 @@ class Switch:
     reason: str = ""
     exact: bool = False
     fresh: bool = False
+    arms: tuple[Arm, ...] = ("raced",) * (MAX_ROWS + 1)
+    epoch: int = 0
     calls: dict[str, int] = field(default_factory=dict)
+
+    def use(self, arms: tuple[Arm, ...]) -> None:
+        """Choose by number of rows from now on."""
+        self.arms, self.epoch = arms, self.epoch + 1
 
     def count(self, what: str) -> None:
         """Add one call of `what`, such as "matmul cuda"."""
@@ -109,11 +119,28 @@ class LinearKernel:
         self._serves = [row in rows for row in range(MAX_ROWS + 1)]
         self._counted = f"matmul {where}"
         self._shared: tuple[Shared, int] | None = None
+        self._alike = False
         self._how: dict[tuple[int, ...], str] = {}
+        self._epoch = switch.epoch
 
-    def share(self, shared: Shared, index: int) -> None:
-        """Compute as number `index` of siblings from now on, where the kernel serves."""
-        self._shared = (shared, index)
+    @property
+    def serves(self) -> bool:
+        """Whether any input still goes to the kernel."""
+        arms = self._switch.arms
+        used = ("all" in arms) or any(
+            won and arm == "raced" for won, arm in zip(self._serves, arms, strict=True)
+        )
+        return used or self._wide_from is not None
+
+    def share(self, shared: Shared, index: int, alike: bool) -> None:
+        """Compute as number `index` of siblings from now on, where all of them use the kernel.
+
+        Args:
+            shared: the launch of the siblings.
+            index: this layer's number among them.
+            alike: whether the same row counts won for each of them.
+        """
+        self._shared, self._alike = (shared, index), alike
 
     def __call__(self, x: mx.array) -> mx.array | None:
         """Product without the layer's bias, or None if stock MLX shall do it."""
@@ -121,6 +148,8 @@ class LinearKernel:
         if not switch.on:
             self._require_inexact(x, f"off: {switch.reason}")
             return None
+        if self._epoch != switch.epoch:
+            self._how, self._epoch = {}, switch.epoch
         how = self._how.get(x.shape)
         if how is None:
             how = self._how[x.shape] = self._choose(x)
@@ -135,7 +164,7 @@ class LinearKernel:
         switch.count(self._counted)
         if how == "slices":
             return self._in_slices(x, matmul)
-        if self._shared is None:
+        if how == "kernel" or self._shared is None:
             return matmul(x)
         shared, index = self._shared
         return shared.part(x, index)
@@ -143,7 +172,11 @@ class LinearKernel:
     def _choose(self, x: mx.array) -> str:
         rows = x.size // x.shape[-1]
         if rows <= MAX_ROWS:
-            return "kernel" if self._serves[rows] else "stock"
+            arm = self._switch.arms[rows]
+            if arm == "stock" or (arm == "raced" and not self._serves[rows]):
+                return "stock"
+            together = self._shared is not None and (arm == "all" or self._alike)
+            return "together" if together else "kernel"
         if self._switch.exact and x.shape[-2] <= MAX_ROWS:
             return "slices"
         return "wide" if self._wide_from is not None and rows >= self._wide_from else "stock"

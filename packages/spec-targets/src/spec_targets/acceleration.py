@@ -1,31 +1,34 @@
-"""The few-row kernels of spec-kernels in a loaded model: which shapes get them, and from where.
+"""The few-row kernels of spec-kernels in a loaded target: which shapes get them, and from where.
 
-Knows what a checkpoint's config says about attention; everything else is spec-kernels' business.
+Knows what a checkpoint's config says about attention and how to run a target's forward; everything
+else is spec-kernels' business.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import mlx.nn as nn
+import mlx.core as mx
 
-from spec_core import LoadError
+from spec_core import LoadError, Round, Target
 from spec_kernels import ExactError, Installed, install
 from spec_kernels.installation import Mode
 
+_CONTEXT = 64  # tokens before the raced blocks
+
 
 def install_kernels(
-    network: nn.Module,
+    target: Any,
     config: Mapping[str, Any],
     *,
     mode: Mode = "auto",
     exact: bool = False,
     verdicts: Path | None = None,
 ) -> Installed:
-    """Race the kernels on the model's shapes and install those that win.
+    """Race the kernels on the model's shapes and its forwards, and install what wins.
 
     Args:
-        network: The loaded model; changed in place.
+        target: The loaded `MlxTarget`; its model is changed in place.
         config: The text part of its config.
         mode: "auto", "on" (also on a device that the rules leave out) or "off".
         exact: Serve every row count, so that a row's bits do not depend on its neighbours.
@@ -36,10 +39,45 @@ def install_kernels(
     """
     try:
         return install(
-            network, mode=mode, exact=exact, cache=verdicts, attention_shape=_heads(config)
+            target.model,
+            mode=mode,
+            exact=exact,
+            cache=verdicts,
+            attention_shape=_heads(config),
+            forward=_forward_of(target),
         )
     except ExactError as error:
         raise LoadError(str(error)) from error
+
+
+def watched(rounds: Iterable[Round], target: Target) -> Iterator[Round]:
+    """The same rounds; a verify that stalls turns the target's kernels off.
+
+    Args:
+        rounds: What `generate` yields.
+        target: The target of these rounds; one without kernels of ours is left alone.
+    """
+    installed = getattr(target, "kernels", None)
+    for round_ in rounds:
+        if isinstance(installed, Installed) and round_.kind != "prefill":
+            installed.observe(round_.elapsed_s)
+        yield round_
+
+
+def _forward_of(target: Any) -> Callable[[int], None]:
+    """Runs blocks of so many rows behind a short context; the cache is made at the first call."""
+    cache: list[Any] = []
+
+    def forward(rows: int) -> None:
+        if not cache:
+            cache.append(target.make_cache())
+            target.prefill([i % target.vocab_size for i in range(_CONTEXT)], cache[0])
+        block = mx.arange(rows, dtype=mx.int32) % target.vocab_size
+        output = target.verify(block, cache[0])
+        mx.eval(mx.argmax(output.logits, axis=-1))  # sync: the forward is what is timed
+        target.commit(cache[0], 0)
+
+    return forward
 
 
 def _heads(config: Mapping[str, Any]) -> tuple[int, int, int] | None:

@@ -33,7 +33,7 @@ def load_target(
     dtype: mx.Dtype | None = None,
     kv_bits: int | None = None,
     group: mx.distributed.Group | None = None,
-    kernels: Mode = "off",
+    kernels: Mode = "auto",
     exact: bool = False,
     verdicts: Path | None = None,
     trust_remote_code: bool = False,
@@ -46,8 +46,8 @@ def load_target(
             computes in float32 (its 16-bit quantised matmul accumulates in 16 bits).
         kv_bits: Hold keys and values in 4 or 8 bits from the first token; see `quantised`.
         group: Split every layer over these processes, all of which make this call; see `parallel`.
-        kernels: The few-row kernels: "auto" races them on this device, which takes minutes the
-            first time, "on" also where the rules leave them out, "off" installs none.
+        kernels: The few-row kernels: "auto" races them where they have been measured (NVIDIA),
+            which takes a minute or two the first time, "on" on any GPU, "off" installs none.
         exact: Install them so that a row's bits do not depend on its neighbours, or refuse.
         verdicts: File that keeps which kernels win on this device.
         trust_remote_code: Allow the checkpoint's own Python to run.
@@ -92,9 +92,9 @@ def load_target(
             f'[load] mlx-lm must be able to load "{folder}", and says: {_one_line(error)}'
         ) from error
     target.kernels = install_kernels(
-        network,
+        target,
         text_config,
-        mode="auto" if exact and kernels == "off" else kernels,
+        mode=kernels,
         exact=exact,
         verdicts=verdicts,
     )

@@ -51,6 +51,14 @@ _MODEL = [
         type=click.Choice(["4", "8"]),
         help="Pack keys and values in this many bits, from the first token.",
     ),
+    click.option(
+        "--kernels",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        show_default=True,
+        help="Few-row kernels: auto races them once where they were measured (NVIDIA), on also on "
+        "other GPUs.",
+    ),
     click.option("--trust-remote-code", is_flag=True, help="Let a checkpoint's own Python run."),
 ]
 _DRAFTER = [
@@ -156,6 +164,7 @@ def open_target(options: dict[str, Any], *, split: bool = False) -> opening.Open
         options["model"],
         exact=options.get("exact", False),
         kv_bits=kv_bits_of(options),
+        kernels=options["kernels"],
         split=split,
         trust_remote_code=options["trust_remote_code"],
     )

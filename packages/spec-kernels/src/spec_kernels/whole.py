@@ -1,0 +1,63 @@
+"""The last word on a model's kernels: whole forwards of the model itself.
+
+A race of one shape cannot see what a forward hides or shares: on an H200 the host sets the pace of
+small chains, so that the kernels lose at one row there and win it in the model. Knows arms, row
+counts and clocks; knows no layers.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from spec_kernels.matmul import MAX_ROWS
+from spec_kernels.race import RACED_ROWS, WIN
+
+Arm = Literal["stock", "raced", "all"]
+Forward = Callable[[int], object]
+ARMS: tuple[Arm, ...] = ("stock", "raced", "all")
+REPEATS = 7
+
+
+def race_forwards(
+    forward: Forward, use: Callable[[Arm], None], *, repeats: int = REPEATS
+) -> dict[int, dict[Arm, float]]:
+    """Time the model with stock matmuls, with the shapes that won, and with every kernel.
+
+    Args:
+        forward: runs the model on so many rows until the result is on the host.
+        use: switches the model to an arm.
+        repeats: timed forwards of an arm and row count, arms in turn, after one warm-up.
+
+    Returns:
+        Median seconds by rows and arm.
+    """
+    found: dict[int, dict[Arm, float]] = {}
+    for rows in RACED_ROWS:
+        taken: dict[Arm, list[float]] = {arm: [] for arm in ARMS}
+        for turn in range(repeats + 1):
+            for arm in ARMS:
+                use(arm)
+                start = time.perf_counter()
+                forward(rows)
+                if turn:
+                    taken[arm].append(time.perf_counter() - start)
+        found[rows] = {arm: statistics.median(seconds) for arm, seconds in taken.items()}
+    return found
+
+
+def best_arms(seconds: Mapping[int, Mapping[Arm, float]]) -> tuple[Arm, ...]:
+    """The arm of each number of rows from 0 to `MAX_ROWS`.
+
+    Stock stays unless another arm is `WIN` times as fast at the measured counts on both sides.
+    """
+    best: dict[int, Arm] = {}
+    for rows, by_arm in seconds.items():
+        arm = min(ARMS, key=lambda arm: by_arm[arm])
+        best[rows] = arm if by_arm["stock"] >= WIN * by_arm[arm] else "stock"
+    arms: list[Arm] = ["stock"]
+    for row in range(1, MAX_ROWS + 1):
+        below = best[max(rows for rows in best if rows <= row)]
+        above = best[min(rows for rows in best if rows >= row)]
+        arms.append("stock" if "stock" in (below, above) else below)
+    return tuple(arms)
