@@ -15,6 +15,7 @@ beside the packages of this repository; run it with their `src` folders on PYTHO
 """
 
 import argparse
+import gc
 import json
 import platform
 import random
@@ -153,9 +154,11 @@ class Bench:
                 list(pool.map(lambda body: post(url, body), self.bodies(width)))
 
     def close(self) -> None:
-        """Stop all servers."""
+        """Stop all servers, and let the weights go while the interpreter still runs."""
         for server in self.servers.values():
             server.stop()
+        self.servers, self.target, self.tokenizer = {}, None, None
+        gc.collect()
 
 
 class Answer:
