@@ -53,6 +53,11 @@ def decode(pair: Pair, ids: list[int], n: int) -> tuple[list[int], StatsMeter]:
     return tokens, meter
 
 
+def dtype_of(given: argparse.Namespace) -> mx.Dtype | None:
+    """What to compute in."""
+    return getattr(mx, given.dtype) if given.dtype else None
+
+
 def lanes(given: argparse.Namespace, target: Any) -> dict[str, Callable[[], Any]]:
     """What drafts, by name; lookup starts anew at every prompt."""
     made: dict[str, Callable[[], Any]] = {"baseline": lambda: None, "lookup": LookupDrafter}
@@ -64,7 +69,7 @@ def lanes(given: argparse.Namespace, target: Any) -> dict[str, Callable[[], Any]
 
 def check(given: argparse.Namespace) -> int:
     """Compare every lane's ids with the baseline's."""
-    target, tokenizer = load_target(given.model, exact=True)
+    target, tokenizer = load_target(given.model, dtype=dtype_of(given), exact=True)
     if target.exact_refusal:
         sys.exit(f"[exact] {target.exact_refusal} is not row by row here.")
     made = lanes(given, target)
@@ -90,8 +95,8 @@ def price(given: argparse.Namespace) -> int:
     """Tokens per second in exact mode over those without it, by lane; medians over prompts."""
     ratios: dict[str, list[float]] = {}
     speeds: dict[str, list[float]] = {}
-    exact, tokenizer = load_target(given.model, exact=True)
-    free, _ = load_target(given.model)
+    exact, tokenizer = load_target(given.model, dtype=dtype_of(given), exact=True)
+    free, _ = load_target(given.model, dtype=dtype_of(given))
     arms = {"exact": (exact, lanes(given, exact)), "free": (free, lanes(given, free))}
     for n, text in enumerate(["Hello."] * 2 + prompts(given.prompts)):
         ids = tokenizer.encode_chat([{"role": "user", "content": text}])
@@ -117,6 +122,7 @@ def main() -> int:
     parser.add_argument("--model", required=True)
     parser.add_argument("--drafter", help="folder of a drafter's weights")
     parser.add_argument("--bits", type=int, default=16, help="of the drafter")
+    parser.add_argument("--dtype", help="to compute in; the checkpoint's own without")
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--part", default="1/1")
