@@ -90,7 +90,7 @@ def test_rows_the_kernel_does_not_serve_stay_stock():
     layer(mx.zeros((1, 5, 128)))
     layer(mx.zeros((1, 17, 128)))
     assert matmul.rows == [5]
-    assert switch.calls == {"matmul stock": 2, "matmul cuda": 1}
+    assert switch.calls == {"matmul cuda": 1}
 
 
 def test_many_rows_take_wide_prefill_from_its_crossover():
@@ -100,7 +100,7 @@ def test_many_rows_take_wide_prefill_from_its_crossover():
     _, switch = wrapped(layer, wide_from=256)
     assert mx.allclose(layer(x), before, rtol=1e-4, atol=1e-5)
     layer(x[:, :255])
-    assert switch.calls == {"matmul wide": 1, "matmul stock": 1}
+    assert switch.calls == {"matmul wide": 1}
 
 
 def test_the_switch_sends_everything_to_stock():
@@ -203,16 +203,37 @@ def test_attention_finds_the_kernel_in_this_instance_only(monkeypatch):
 
 @pytest.mark.parametrize(
     ("queries", "mask", "min_keys"),
-    [(4, "causal", {4: 64}), (4, "causal", {2: 1}), (17, "causal", {4: 1}), (4, "bool", {4: 1})],
+    [(4, "causal", {4: 64}), (4, "causal", {2: 1}), (33, "causal", {4: 1}), (4, "bool", {4: 1})],
 )
 def test_attention_the_kernel_does_not_serve_is_the_models_own(queries, mask, min_keys):
     switch = Switch()
-    kernel = AttentionKernel(attend, min_keys, switch, "cuda")
+    kernel = AttentionKernel(attend, min_keys, switch, "metal" if mask == "bool" else "cuda")
     q, k = attention_problem(queries)
     mask = mx.ones((queries, 40), mx.bool_) if mask == "bool" else mask
     out = kernel(q, k, k, cache=None, scale=0.125, mask=mask)
     assert mx.array_equal(out, attend(q, k, k, None, 0.125, mask))
-    assert switch.calls == {"attention stock": 1}
+    assert switch.calls == {}
+
+
+@pytest.mark.parametrize("kind", ["none", "causal", "bool", "added", "by head"])
+def test_on_cuda_a_few_queries_without_a_kernel_go_to_plain_operations(kind):
+    """MLX would hand them to cuDNN, which plans anew for every length of the cache."""
+    q, k = (x[..., :32] for x in attention_problem(5))
+    seen = mx.random.uniform(shape=(q.shape[1], 5, 40), key=mx.random.key(3)) > 0.3
+    mask = {
+        "none": None,
+        "causal": "causal",
+        "bool": seen[0],
+        "added": mx.where(seen[0], 0.0, -9.0).astype(q.dtype),
+        "by head": seen[None],
+    }[kind]
+    switch = Switch()
+    out = AttentionKernel(attend, {}, switch, "cuda", raced=False)(q, k, k, mask=mask)
+    assert switch.calls == {"attention plain": 1}
+    exact = mask.astype(mx.float32) if kind == "added" else mask
+    want = attend(q.astype(mx.float32), *[k.astype(mx.float32)] * 2, None, 1.0, exact)
+    assert out.dtype == q.dtype
+    assert mx.abs(out.astype(mx.float32) - want).max() < 0.03
 
 
 def test_exact_attention_names_what_it_cannot_serve():

@@ -37,6 +37,8 @@ def caps_for(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Cap
     both from a calibration of this machine and pair, which is made now if there is none.
     """
     wish, most = options["max_draft"], 0 if pair.drafter is None else pair.drafter.max_draft
+    room = getattr(pair.target, "max_block", None)  # exact kernels serve so many rows
+    most = most if room is None else min(most, room - 1)
     if pair.drafter is None or wish == WHOLE_BLOCK:
         return _fixed(most)
     if isinstance(wish, int):

@@ -5,6 +5,7 @@ References:
     DFlash 2 (Inco AI and z-lab, 2026, blog).
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -229,16 +230,41 @@ def attend(
     k = mx.fast.rms_norm(k, layer.k_norm, body.eps)
     q, k, v = (x.transpose(1, 0, 2)[None] for x in (q, k, v))  # (1, heads, B, hd)
     keys, values = keys_values(rotation(k, position), v)
-    out = mx.fast.scaled_dot_product_attention(
-        rotation(q, position),
-        keys,
-        values,
-        scale=1.0 if gemma else hd**-0.5,
-        mask=mask,
-        sinks=layer.sinks,
-    )
+    scale = 1.0 if gemma else hd**-0.5
+    out = _attention(rotation(q, position), keys, values, scale, mask, layer.sinks)
     out = out[0].transpose(1, 0, 2).reshape(n_rows, -1)  # (B, n_heads * hd)
     return layer.o(out if gate is None else out * mx.sigmoid(gate))
+
+
+def _attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Attention of a block: q (1, n_heads, B, hd), k and v (1, n_kv, N, hd)."""
+    if sinks is not None or not plans_by_length():
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks)
+    n_kv, n_rows, n_keys = k.shape[1], q.shape[2], k.shape[2]
+    grouped = (q * scale).reshape(1, n_kv, -1, q.shape[-1])
+    scores = (grouped @ k.swapaxes(-1, -2)).reshape(1, n_kv, -1, n_rows, n_keys)
+    if isinstance(mask, str):
+        mask = mx.arange(n_keys)[None] <= mx.arange(n_keys - n_rows, n_keys)[:, None]
+    if mask is not None:
+        scores = mx.where(mask, scores, -mx.inf)
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    return (weights.reshape(1, n_kv, -1, n_keys) @ v).reshape(q.shape)
+
+
+@functools.cache
+def plans_by_length() -> bool:
+    """Whether MLX's fused attention plans anew for every number of keys: on CUDA, in cuDNN.
+
+    A draft meets a longer context each round, so that each would pay for a plan used once.
+    """
+    return mx.default_device() == mx.gpu and not mx.metal.is_available()
 
 
 def gated_mlp(gate_up: Matrix, down: Matrix, normed: mx.array, *, gemma: bool) -> mx.array:

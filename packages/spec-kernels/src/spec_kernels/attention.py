@@ -92,6 +92,42 @@ def row_attention_ops(
     return out.reshape(q.shape).astype(q.dtype)
 
 
+def few_query_attention(
+    q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Mask | mx.array = None
+) -> mx.array:
+    """Attention in plain operations, in the inputs' own dtype, with the softmax in float32.
+
+    For a few queries on a CUDA device where no kernel applies: MLX hands those to cuDNN there,
+    which builds a plan for every length of the cache, so that each round of a growing text pays for
+    a new one.
+
+    Args:
+        q: (B, HQ, QL, D), the newest QL positions.
+        k: (B, HK, L, D), HQ a multiple of HK.
+        v: (B, HK, L, D).
+        scale: factor on the scores.
+        mask: as `mx.fast.scaled_dot_product_attention` takes it.
+
+    Returns:
+        (B, HQ, QL, D) in the dtype of `q`.
+    """
+    batch, heads, n_queries, depth = q.shape
+    kv_heads, n_keys = k.shape[1], k.shape[2]
+    grouped = (q * scale).reshape(batch, kv_heads, -1, depth)
+    scores = (grouped @ k.swapaxes(-1, -2)).reshape(batch, kv_heads, -1, n_queries, n_keys)
+    if isinstance(mask, str):
+        last = mx.arange(n_keys - n_queries, n_keys)[:, None]
+        scores = mx.where(mx.arange(n_keys)[None] <= last, scores, -mx.inf)
+    elif mask is not None:
+        if mask.ndim > 2:  # (B or 1, HQ or 1, QL, L), heads by group
+            groups = (1, 1) if mask.shape[-3] == 1 else (kv_heads, heads // kv_heads)
+            mask = mask.reshape(*mask.shape[:-3], *groups, *mask.shape[-2:])
+        scores = mx.where(mask, scores, -mx.inf) if mask.dtype == mx.bool_ else scores + mask
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    out = weights.reshape(batch, kv_heads, -1, n_keys).astype(v.dtype) @ v
+    return out.reshape(q.shape).astype(q.dtype)
+
+
 def _row_tiles(n_rows: int, tile: int) -> tuple[int, int]:
     """Tiles of a block (at most 64 rows) and blocks that `n_rows` rows need."""
     tiles = min(64 // tile, -(-n_rows // tile))

@@ -78,7 +78,7 @@ class Report:
         ops: one entry per operation and shape.
         arms: row counts by what their matmuls use ("raced": shapes that won; "all": every shape).
         forward_ms: whole forwards of the model by rows and arm; empty if they were not raced.
-        calls: how often each implementation served since installation.
+        calls: how often each kernel served since installation.
     """
 
     device: Device
@@ -119,6 +119,11 @@ class Installed:
         self._ops, self._layers = tuple(ops), layers
         self._forward_ms: dict[str, dict[str, float]] = {}
         self._watchdog = Watchdog()
+
+    @property
+    def max_rows(self) -> int | None:
+        """Rows up to which exact mode holds; None where nothing limits them."""
+        return MAX_ROWS if self._switch.exact and self._layers else None
 
     def report(self) -> Report:
         """State now."""
@@ -188,6 +193,7 @@ class Installed:
         In exact mode the next call raises.
         """
         self._switch.on, self._switch.reason = False, reason
+        self._switch.forget()
 
     def uninstall(self) -> None:
         """Give every layer its own class back. Doing it twice does no harm."""
@@ -356,36 +362,32 @@ class _Installer:
 
     def attentions(self, model: nn.Module, heads: tuple[int, int, int] | None) -> None:
         kernels: dict[Callable[..., mx.array], AttentionKernel] = {}
-        min_keys, state = self._attention_verdict(heads)
+        min_keys, state, raced = self._attention_verdict(heads)
         for _, layer in model.named_modules():
             original = attention_function(layer, ATTENTION_NAME)
             if original is None or isinstance(layer, LINEAR):
                 continue
             if original not in kernels:
-                kernels[original] = AttentionKernel(original, min_keys, self._switch, self._where)
+                kernels[original] = AttentionKernel(
+                    original, min_keys, self._switch, self._where, raced=raced
+                )
             self._note(state)
-            if min_keys or self._switch.exact:
+            if min_keys or self._switch.exact or self._where == "cuda":
                 wrap_attention(layer, ATTENTION_NAME, kernels[original])
                 self.wrapped.append(layer)
 
     def _attention_verdict(
         self, heads: tuple[int, int, int] | None
-    ) -> tuple[dict[int, int], OpState]:
+    ) -> tuple[dict[int, int], OpState, bool]:
         if heads is None:
             everywhere = dict.fromkeys(range(1, MAX_QUERIES + 1), 1)
             state = OpState("attention", "any", 0, self._where, "1-16", "exact")
-            return everywhere, state
+            return everywhere, state, False
         shape = AttentionShape(*heads, "bfloat16")
         verdict = self._gate.attention(shape)
         if self._switch.exact and not verdict.correct:
             raise ExactError(f"[exact] attention of {shape} failed its check: {verdict.reason}.")
         kernel = self._where if verdict.min_keys or self._switch.exact else "stock"
-        return verdict.min_keys, OpState(
-            "attention",
-            str(shape),
-            0,
-            kernel,
-            span(verdict.min_keys) if not self._switch.exact else "1-16",
-            verdict.reason,
-            verdict.speedup,
-        )
+        serves = span(verdict.min_keys) if not self._switch.exact else "1-16"
+        state = OpState("attention", str(shape), 0, kernel, serves, verdict.reason, verdict.speedup)
+        return verdict.min_keys, state, verdict.correct

@@ -16,13 +16,15 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from spec_kernels._build import ExactError
-from spec_kernels.attention import MAX_QUERIES, RowAttention
+from spec_kernels.attention import MAX_QUERIES, RowAttention, few_query_attention
 from spec_kernels.attention import unsupported as attention_unsupported
 from spec_kernels.matmul import MAX_ROWS, RowMatmul, Weight
 from spec_kernels.prefill import wide_prefill_ops
 from spec_kernels.whole import Arm
 
 _BASE = "_spec_base"
+_LOST = "stock was faster here"
+_FEW = 32  # queries from which cuDNN is worth a plan for every length
 LINEAR = (nn.Linear, nn.QuantizedLinear)
 EMBEDDING = (nn.Embedding, nn.QuantizedEmbedding)
 
@@ -39,8 +41,8 @@ class Switch:
             may have been compiled.
         arms: by number of rows, which matmuls use the kernel: "stock" none, "raced" those whose
             shape won its race, "all" every one that has a kernel.
-        epoch: counts the changes of `arms`.
-        calls: how often each implementation served, by operation and choice.
+        calls: how often each kernel served, by operation and choice.
+        choices: what each layer chose, by shape of its input.
     """
 
     on: bool = True
@@ -48,12 +50,18 @@ class Switch:
     exact: bool = False
     fresh: bool = False
     arms: tuple[Arm, ...] = ("raced",) * (MAX_ROWS + 1)
-    epoch: int = 0
     calls: dict[str, int] = field(default_factory=dict)
+    choices: list[dict[tuple[int, ...], str]] = field(default_factory=list)
 
     def use(self, arms: tuple[Arm, ...]) -> None:
         """Choose by number of rows from now on."""
-        self.arms, self.epoch = arms, self.epoch + 1
+        self.arms = arms
+        self.forget()
+
+    def forget(self) -> None:
+        """Let every layer choose anew."""
+        for chosen in self.choices:
+            chosen.clear()
 
     def count(self, what: str) -> None:
         """Add one call of `what`, such as "matmul cuda"."""
@@ -121,7 +129,7 @@ class LinearKernel:
         self._shared: tuple[Shared, int] | None = None
         self._alike = False
         self._how: dict[tuple[int, ...], str] = {}
-        self._epoch = switch.epoch
+        switch.choices.append(self._how)
 
     @property
     def serves(self) -> bool:
@@ -144,19 +152,18 @@ class LinearKernel:
 
     def __call__(self, x: mx.array) -> mx.array | None:
         """Product without the layer's bias, or None if stock MLX shall do it."""
+        how = self._how.get(x.shape)
+        if how == "stock":  # at one row this is a share of a whole forward: nothing else first
+            return None
         switch, matmul = self._switch, self._matmul
         if not switch.on:
             self._require_inexact(x, f"off: {switch.reason}")
             return None
-        if self._epoch != switch.epoch:
-            self._how, self._epoch = {}, switch.epoch
-        how = self._how.get(x.shape)
         if how is None:
             how = self._how[x.shape] = self._choose(x)
             switch.fresh = True
         if how == "stock" or x.dtype != matmul.dtype:
             self._require_inexact(x, f"{x.dtype}, and the kernel serves {matmul.dtype}")
-            switch.count("matmul stock")
             return None
         if how == "wide":
             switch.count("matmul wide")
@@ -170,6 +177,7 @@ class LinearKernel:
         return shared.part(x, index)
 
     def _choose(self, x: mx.array) -> str:
+        """How inputs of this shape are served."""
         rows = x.size // x.shape[-1]
         if rows <= MAX_ROWS:
             arm = self._switch.arms[rows]
@@ -236,6 +244,7 @@ class AttentionKernel:
             a number that is missing stays stock outside exact mode.
         switch: shared by all layers of the model.
         where: name of the kernel's backend.
+        raced: whether `min_keys` tells who was faster; False where the kernel cannot serve at all.
     """
 
     def __init__(
@@ -244,7 +253,10 @@ class AttentionKernel:
         min_keys: dict[int, int],
         switch: Switch,
         where: str,
+        *,
+        raced: bool = True,
     ) -> None:
+        self._lost = _LOST if raced else "no kernel for these heads"
         self._original, self._min_keys = original, min_keys
         self._switch, self._where = switch, where
         self._kernels: dict[float, RowAttention] = {}
@@ -272,12 +284,19 @@ class AttentionKernel:
                 kernel = self._kernels[scale] = RowAttention(scale, self._where)
             self._switch.count(f"attention {self._where}")
             return kernel(queries, keys, values, mask is not None)
+        if self._takes_plain(queries, keys, sinks, reason):
+            self._switch.count("attention plain")
+            return few_query_attention(queries, keys, values, scale=scale, mask=mask)
         if self._switch.exact and queries.shape[2] <= MAX_QUERIES:
             raise ExactError(f"[exact] attention must use the kernel, got: {reason}.")
-        self._switch.count("attention stock")
         if sinks is not None:
             others["sinks"] = sinks
         return self._original(queries, keys, values, cache=cache, scale=scale, mask=mask, **others)
+
+    def _takes_plain(self, q: mx.array, k: Any, sinks: Any, reason: str) -> bool:
+        """Whether plain operations serve: few queries on CUDA that no kernel and no race covers."""
+        few = 1 < q.shape[2] <= _FEW and isinstance(k, mx.array) and sinks is None
+        return few and self._where == "cuda" and not self._switch.exact and reason != _LOST
 
     def _why_not(self, q: mx.array, k: Any, mask: Any, sinks: Any) -> str | None:
         if not self._switch.on:
@@ -290,7 +309,7 @@ class AttentionKernel:
         if not isinstance(k, mx.array):
             return "a quantised cache"
         if not self._switch.exact and k.shape[2] < self._min_keys.get(n_queries, 1 << 62):
-            return "stock was faster here"
+            return self._lost
         return attention_unsupported(q, k, mask, self._where)
 
 

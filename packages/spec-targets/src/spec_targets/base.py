@@ -110,11 +110,18 @@ class MlxTarget:
     def exact_refusal(self) -> str | None:
         """The op whose rows depend on their number, or None; measured at the first use."""
         if self._exact is None:
-            cache = self.make_cache()
-            self.prefill(_PROBE_IDS, cache)
-            refusal = find_inexact_op(self.model, cache.entries, self._n_heads)
-            self._exact = (refusal or find_inexact_width(self),)
+            refusal = None
+            if self.max_block is None:  # exact kernels stand in for the layers' own operations
+                cache = self.make_cache()
+                self.prefill(_PROBE_IDS, cache)
+                refusal = find_inexact_op(self.model, cache.entries, self._n_heads)
+            self._exact = (refusal or find_inexact_width(self, self.max_block),)
         return self._exact[0]
+
+    @property
+    def max_block(self) -> int | None:
+        """Most rows of a verify; None for no limit. Exact kernels serve so many and no more."""
+        return self.kernels.max_rows if self.kernels is not None else None
 
     def make_cache(self) -> TargetCache:
         """A new, empty cache."""
@@ -146,6 +153,12 @@ class MlxTarget:
         if cache.is_open:
             raise StateError(f"[verify] A block of {cache.n_open} rows is open. Call commit first.")
         _refuse_torn(cache, "verify")
+        most = self.max_block
+        if most is not None and block.shape[0] > most:
+            raise ValueError(
+                f"[verify] A block must have at most {most} rows in exact mode, got "
+                f"{block.shape[0]}. Draft at most {most - 1} tokens."
+            )
         cache.torn = True
         for rollback in cache.rollbacks:
             rollback.open()

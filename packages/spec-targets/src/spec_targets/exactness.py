@@ -41,8 +41,13 @@ def find_inexact_op(model: nn.Module, entries: list[Any], n_heads: int) -> str |
     return _attention_difference(entries, n_heads)
 
 
-def find_inexact_width(target: Target) -> str | None:
-    """The first block width at which the model's own rows differ from single steps, or None."""
+def find_inexact_width(target: Target, most: int | None = None) -> str | None:
+    """The first block width at which the model's own rows differ from single steps, or None.
+
+    Args:
+        target: The loaded target.
+        most: Most rows a block may have; None for no limit.
+    """
     rng = random.Random(0)
     n_prompt = 40
     ids = [rng.randrange(target.vocab_size) for _ in range(n_prompt + max(_BLOCKS))]
@@ -54,7 +59,7 @@ def find_inexact_width(target: Target) -> str | None:
         want.append(target.verify(mx.array([token], mx.int32), steps).logits)
         target.commit(steps, 1)
         mx.eval(want[-1])
-    for width in _BLOCKS:
+    for width in _BLOCKS if most is None else sorted({min(n, most) for n in _BLOCKS}):
         block = mx.array(ids[n_prompt : n_prompt + width], mx.int32)
         logits = target.verify(block, wide).logits
         target.commit(wide, 0)
