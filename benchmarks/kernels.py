@@ -38,6 +38,7 @@ ROWS = (1, 2, 4, 8, 9, 16)
 WIDTHS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32)
 QUERIES = (1, 2, 4, 8, 16)
 HEADS, KV_HEADS, DEPTH = 32, 8, 128
+Arm = tuple[nn.Module, list]  # a model and its caches
 MODELS = {
     "Qwen3-8B": (4096, 12288, 4096, 1024),
     "Qwen3-4B": (2560, 9728, 4096, 1024),
@@ -208,34 +209,56 @@ def forward_once(model: nn.Module, caches: list, width: int) -> None:
     kv_cache.trim_prompt_cache(caches, width)
 
 
-def forward_curve(model: nn.Module, caches: list, repeats: int) -> dict[int, float]:
-    """Milliseconds of one forward and its argmax, until it is on the host, by width."""
-    curve: dict[int, float] = {}
+def forward_curves(arms: dict[str, Arm], repeats: int) -> dict[str, dict[int, float]]:
+    """Milliseconds of one forward and its argmax, until it is on the host, by arm and width.
+
+    The arms take turns at every repetition, so that both meet the same disturbances.
+    """
+    curves: dict[str, dict[int, float]] = {name: {} for name in arms}
     for width in WIDTHS:
-        ids = mx.random.randint(0, 150000, (1, width))
-        seconds = []
+        seconds: dict[str, list[float]] = {name: [] for name in arms}
         for _ in range(repeats + 1):
+            for name, (model, caches) in arms.items():
+                start = time.perf_counter()
+                forward_once(model, caches, width)
+                seconds[name].append(time.perf_counter() - start)
+        for name, taken in seconds.items():
+            curves[name][width] = statistics.median(taken[1:] or taken) * 1e3
+    return curves
+
+
+def growing_ms(arms: dict[str, Arm], width: int = 8, keep: int = 3, rounds: int = 12) -> dict:
+    """Milliseconds of a block of `width` rows of which `keep` stay, as a text grows, by arm."""
+    taken: dict[str, list[float]] = {name: [] for name in arms}
+    for turn in range(rounds + 2):
+        for name, (model, caches) in arms.items():
+            ids = mx.arange(width)[None]
             start = time.perf_counter()
             mx.eval(mx.argmax(model(ids, cache=caches), axis=-1))
-            seconds.append(time.perf_counter() - start)
-            kv_cache.trim_prompt_cache(caches, width)
-        curve[width] = statistics.median(seconds[1:] or seconds) * 1e3
-    return curve
+            kv_cache.trim_prompt_cache(caches, width - keep)
+            if turn >= 2:
+                taken[name].append(time.perf_counter() - start)
+    for _, caches in arms.values():
+        kv_cache.trim_prompt_cache(caches, keep * (rounds + 2))
+    return {name: statistics.median(seconds) * 1e3 for name, seconds in taken.items()}
 
 
-def decode_ms(model: nn.Module, caches: list, tokens: int = 40) -> float:
+def decode_ms(arms: dict[str, Arm], tokens: int = 30, turns: int = 3) -> dict[str, float]:
     """Milliseconds a token of plain greedy decoding, each step enqueued before the last is read."""
-    y, start = mx.array([[5]]), 0.0
-    for step in range(tokens + 5):
-        if step == 5:
+    taken: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(turns):
+        for name, (model, caches) in arms.items():
+            y, start = mx.array([[5]]), 0.0
+            for step in range(tokens + 5):
+                if step == 5:
+                    mx.eval(y)
+                    start = time.perf_counter()
+                y = mx.argmax(model(y, cache=caches)[:, -1], axis=-1)[:, None]
+                mx.async_eval(y)
             mx.eval(y)
-            start = time.perf_counter()
-        y = mx.argmax(model(y, cache=caches)[:, -1], axis=-1)[:, None]
-        mx.async_eval(y)
-    mx.eval(y)
-    elapsed = time.perf_counter() - start
-    kv_cache.trim_prompt_cache(caches, tokens + 5)
-    return elapsed / tokens * 1e3
+            taken[name].append((time.perf_counter() - start) / tokens * 1e3)
+            kv_cache.trim_prompt_cache(caches, tokens + 5)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
 
 
 def exact_rounds(model: nn.Module, caches: list, tokens: int) -> dict[str, int]:
@@ -267,33 +290,38 @@ def exact_rounds(model: nn.Module, caches: list, tokens: int) -> dict[str, int]:
 def time_forwards(
     bits: int, contexts: Sequence[int], repeats: int, mode: str, lock: Path | None
 ) -> list[dict[str, Any]]:
-    """Width curves and decoding of stock MLX and of the installed kernels, and exactness."""
-    model = qwen3_8b(bits)
-    table = []
+    """Width curves and decoding of stock MLX and of a twin with the kernels, and exactness."""
+    model, twin = qwen3_8b(bits), qwen3_8b(bits)
+    twin.update(model.parameters())
+    table, heads = [], (HEADS, KV_HEADS, DEPTH)
     with tempfile.TemporaryDirectory() as folder:
-        ours = {
-            "exact": mode == "exact",
-            "attention_shape": (HEADS, KV_HEADS, DEPTH),
-            "cache": Path(folder) / "verdicts.json",
-        }
-        filled = {context: prefilled(model, context) for context in contexts}
-        ours["forward"] = lambda rows: forward_once(model, filled[contexts[0]], rows)
-        forward_curve(model, filled[contexts[0]], 0)
-        with install(model, exact=True, attention_shape=(HEADS, KV_HEADS, DEPTH)):
-            forward_curve(model, filled[contexts[0]], 0)  # compiled before the lock
-        with alone(lock):
-            for context, caches in filled.items():
+        cache = Path(folder) / "verdicts.json"
+        filled = {n: (prefilled(model, n), prefilled(model, n)) for n in contexts}
+        first = filled[contexts[0]][1]
+        forward_curves({"stock": (model, first)}, 0)
+        with install(twin, exact=True, attention_shape=heads):
+            forward_curves({"ours": (twin, first)}, 0)  # all is compiled before the lock
+        with (
+            alone(lock),
+            install(
+                twin,
+                exact=mode == "exact",
+                attention_shape=heads,
+                cache=cache,
+                forward=lambda rows: forward_once(twin, first, rows),
+            ) as installed,
+        ):
+            report = installed.report()
+            for context, (caches, other) in filled.items():
+                arms = {"stock": (model, caches), "ours": (twin, other)}
                 row: dict[str, Any] = {"bits": bits, "context": context, "mode": mode}
-                row["stock_ms"] = forward_curve(model, caches, repeats)
-                row["stock_decode_ms"] = decode_ms(model, caches)
-                with install(model, **ours) as installed:
-                    row["ours_ms"] = forward_curve(model, caches, repeats)
-                    row["ours_decode_ms"] = decode_ms(model, caches)
-                    if mode == "exact":
-                        row["exact"] = exact_rounds(model, caches, 64)
-                    report = installed.report()
-                    row["arms"], row["race_ms"] = report.arms, report.forward_ms
-                    row["state"] = report.as_dict()["ops"]
+                row["forward_ms"] = forward_curves(arms, repeats)
+                row["growing_ms"] = growing_ms(arms)
+                row["decode_ms"] = decode_ms(arms)
+                if mode == "exact":
+                    row["exact"] = exact_rounds(twin, other, 64)
+                row["arms"], row["race_ms"] = report.arms, report.forward_ms
+                row["state"] = report.as_dict()["ops"]
                 table.append(row)
                 show_forward(row)
     return table
@@ -302,9 +330,10 @@ def time_forwards(
 def show_forward(row: dict[str, Any]) -> None:
     """Print both curves of one context."""
     print(f"Qwen3-8B {row['bits']}-bit @{row['context']} {row['mode']} {row.get('exact', '')}")
-    for arm in ("stock", "ours"):
-        cells = " ".join(f"{w}: {ms:.2f}" for w, ms in row[f"{arm}_ms"].items())
-        print(f"  {arm:5s} ms {cells} | decode {row[f'{arm}_decode_ms']:.2f}", flush=True)
+    for arm, curve in row["forward_ms"].items():
+        cells = " ".join(f"{w}: {ms:.2f}" for w, ms in curve.items())
+        tail = f"growing {row['growing_ms'][arm]:.2f} decode {row['decode_ms'][arm]:.2f}"
+        print(f"  {arm:5s} ms {cells} | {tail}", flush=True)
 
 
 def stamp() -> dict[str, str]:
