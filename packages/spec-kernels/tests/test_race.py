@@ -3,7 +3,9 @@
 import mlx.core as mx
 import pytest
 
-from spec_kernels.race import chain, min_keys, served, times
+from spec_kernels import race
+from spec_kernels.numerics import AttentionShape
+from spec_kernels.race import RACED_KEYS, chain, min_keys, served, times
 
 
 @pytest.mark.parametrize(
@@ -20,13 +22,39 @@ def test_a_row_count_is_served_if_both_measured_neighbours_win(measured, speedup
 
 
 def test_attention_is_served_from_the_length_where_it_wins_for_good():
-    speedup = {f"{q}@{n}": 1.5 for q in (1, 2, 4, 8, 16) for n in (512, 2048, 8192)}
-    speedup |= {"1@2048": 0.9, "2@512": 0.8}
+    speedup = {f"{q}@{n}": 1.5 for q in (1, 2, 4, 8, 16) for n in RACED_KEYS}
+    speedup |= {"1@2048": 0.9, "2@512": 0.8, "16@64": 0.7}
     found = min_keys(speedup)
     assert found[1] == 8192
-    assert found[2] == 2048
-    assert found[4] == found[16] == 512
-    assert found[3] == 2048
+    assert found[2] == found[3] == 2048
+    assert found[4] == found[8] == 1  # the shortest raced length stands for all below it
+    assert found[16] == found[9] == 512
+
+
+def test_a_race_of_attention_meets_every_length_once(monkeypatch):
+    """As a growing text does: a backend may plan for each length, which one length would hide."""
+    shapes = []
+
+    def attend(q, k, v, *, scale, mask):
+        shapes.append((q.shape[2], k.shape[2]))
+        return q
+
+    monkeypatch.setattr(race.mx.fast, "scaled_dot_product_attention", attend)
+
+    class Kernel:
+        def __init__(self, scale, where):
+            pass
+
+        def __call__(self, q, k, v, causal):
+            return attend(q, k, v, scale=1.0, mask=None)
+
+    monkeypatch.setattr(race, "RowAttention", Kernel)
+    verdict = race.race_attention(AttentionShape(4, 2, 8, "float32"), "cuda")
+    assert len(verdict.speedup) == len(RACED_KEYS) * 5
+    assert len(set(shapes)) == len(shapes)
+    for n in RACED_KEYS:
+        near = {keys for _, keys in shapes if n <= keys < n + race._GROWTH}
+        assert min(near) == n and len(near) == race._GROWTH
 
 
 def test_a_chain_makes_every_input_wait_for_the_output_before_it():

@@ -21,8 +21,8 @@ from spec_kernels.prefill import wide_prefill_ops
 WIN = 1.02  # stock time over kernel time below which a row count stays stock
 RACED_ROWS = (1, 2, 4, 6, 8, 9, 12, 16)
 RACED_QUERIES = (1, 2, 4, 8, 16)
-RACED_KEYS = (512, 2048, 8192)
-_ATTENTION_STEPS, _ATTENTION_REPEATS = 8, 3
+RACED_KEYS = (64, 512, 2048, 8192)
+_ATTENTION_STEPS, _ATTENTION_REPEATS = 4, 2
 # Lengths a race walks through: two arms, a warm-up and the repeats, for each number of queries.
 _GROWTH = 2 * _ATTENTION_STEPS * (_ATTENTION_REPEATS + 1) * len(RACED_QUERIES)
 WIDE_ROWS = (256, 512, 1024, 2048)
@@ -221,11 +221,14 @@ def _attention_arms(
 
 
 def min_keys(speedup: dict[str, float]) -> dict[int, int]:
-    """By query positions, the shortest raced length from which the kernel wins everywhere."""
+    """By query positions, the raced length from which the kernel wins everywhere.
+
+    A kernel that wins from the shortest raced length on serves the shorter ones too.
+    """
     found: dict[int, int] = {}
     for n_keys in RACED_KEYS:
         deeper = [n for n in RACED_KEYS if n >= n_keys]
         ratios = [min(speedup[f"{queries}@{n}"] for n in deeper) for queries in RACED_QUERIES]
         for queries in served(RACED_QUERIES, ratios):
-            found.setdefault(queries, n_keys)
+            found.setdefault(queries, 1 if n_keys == RACED_KEYS[0] else n_keys)
     return found
