@@ -25,7 +25,7 @@ from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_r
 from spec_core.types import Acceptance, Draft, FinishReason, Round, RoundKind, TargetOutput
 
 NO_DRAFTS = Draft(mx.array([], mx.int32), source="target")  # data, so any thread may read it
-_HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts, then their confidence
+HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts, then their confidence
 
 
 def generate(
@@ -77,13 +77,19 @@ def generate(
 
 
 @dataclass(slots=True)
-class Step:
-    """A target forward whose outcome has not been read yet."""
+class Forwarded:
+    """A draft and what the target made of it; what is needed once the outcome is read."""
 
     draft: Draft
     output: TargetOutput
+
+
+@dataclass(slots=True)
+class Step(Forwarded):
+    """A target forward whose outcome has not been read yet."""
+
     outcome: Acceptance
-    packed: mx.array  # (_HEADER + K,) int32, or (_HEADER + 2K,) with confidence
+    packed: mx.array  # (HEADER + K,) int32, or (HEADER + 2K,) with confidence
 
 
 @dataclass(slots=True)
@@ -97,6 +103,16 @@ class Outcome:
     n_accepted: int
     near_ties: int
     confidence: tuple[float, ...] | None = None
+
+
+def n_bad_rows(logits: mx.array, n_accepted: mx.array) -> mx.array:
+    """Used rows without a distribution: logits (B, T, V), counts (B,) -> (B,) int32.
+
+    A row without NaN whose best logit is finite has one; -inf masks a token.
+    """
+    sound = mx.isfinite(logits.max(axis=-1)) & ~mx.isnan(logits).any(axis=-1)
+    n_bad = mx.cumsum((~sound).astype(mx.int32), axis=-1)
+    return mx.take_along_axis(n_bad, n_accepted[:, None], axis=-1)[:, 0]
 
 
 class Run:
@@ -280,11 +296,8 @@ class Run:
             # Known before the read, so that pipelined steps see it; blocks add theirs in finish().
             counts = self.seen.answer.at[outcome.next_token].add(1.0)
             self.seen = Seen(self.seen.prompt, counts)
-        # A row without NaN whose best logit is finite has a distribution; -inf masks a token.
-        sound = mx.isfinite(logits.max(axis=-1)) & ~mx.isnan(logits).any(axis=-1)
-        n_bad = mx.cumsum((~sound).astype(mx.int32))
         header = [outcome.n_accepted, outcome.next_token, outcome.near_ties]
-        header.append(mx.take(n_bad, outcome.n_accepted))
+        header.append(n_bad_rows(logits[None], outcome.n_accepted[None])[0])
         parts = [mx.stack(header), draft.tokens.astype(mx.int32)]
         if draft.confidence is not None:
             parts.append(floats_as_ints(draft.confidence))
@@ -299,22 +312,22 @@ class Run:
             self.target.commit(self.cache, len(outcome.tokens))
         return self.record(step, outcome, kind, cap)
 
-    def choose(self, step: Step, values: list[int]) -> Outcome:
+    def choose(self, step: Forwarded, values: list[int]) -> Outcome:
         """What the packed values say, cut at a stop."""
-        n_accepted, next_token, near_ties, n_bad = values[:_HEADER]
+        n_accepted, next_token, near_ties, n_bad = values[:HEADER]
         if n_bad:
             raise NumericsError(
                 "[generate] The target's logits must be numbers, got NaN or infinity. The "
                 "weights, the compute type or a penalty overflow; no token was taken from them."
             )
         n_drafted, confidence = step.draft.n_drafted, None
-        drafts = values[_HEADER : _HEADER + n_drafted]
+        drafts = values[HEADER : HEADER + n_drafted]
         if step.draft.confidence is not None:
-            confidence = ints_as_floats(values[_HEADER + n_drafted :])
+            confidence = ints_as_floats(values[HEADER + n_drafted :])
         tokens, text, reason = self.cut([*drafts[:n_accepted], next_token])
         return Outcome(tokens, text, reason, drafts, n_accepted, near_ties, confidence)
 
-    def record(self, step: Step, outcome: Outcome, kind: RoundKind, cap: int = 0) -> Round:
+    def record(self, step: Forwarded, outcome: Outcome, kind: RoundKind, cap: int = 0) -> Round:
         """After the commit: let the drafter observe, count, and make the round."""
         tokens, drafts = outcome.tokens, outcome.drafts
         n_keep = len(tokens)
@@ -345,7 +358,7 @@ class Run:
             confidence=outcome.confidence,
         )
 
-    def observe(self, step: Step, block: list[int], n_keep: int) -> None:
+    def observe(self, step: Forwarded, block: list[int], n_keep: int) -> None:
         """Show the drafter the rows that were kept."""
         if self.drafter is None:
             return
