@@ -14,6 +14,7 @@ from typing import Literal
 
 import mlx.core as mx
 
+from spec_calibrate import RowCurves
 from spec_core import NumericsError, Round, SpecError
 from spec_core.batch import Batch
 from spec_core.lending import Lender
@@ -53,7 +54,7 @@ class Engine:
         self.batch_refusal: str | None = None
         self.machinery: Machinery | None = None
         self.prefix: PrefixCache | None = None
-        self.crowd = CrowdCap()
+        self.crowd = CrowdCap(0)
         self._arrived: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._waiting: deque[Job] = deque()
         self._running: list[Generation] = []
@@ -178,6 +179,7 @@ class Engine:
         )
         self.metrics.cache_budget.set(self.settings.prefix_bytes)
         self._lender = Lender(served.pair.drafter) if served.pair.drafter is not None else None
+        self.crowd = _crowd_of(served)
         self._batch = self._new_batch()
         self.batch_refusal = self._batch.refusal
         self._kv_per_token = _kv_per_token(served)
@@ -338,6 +340,15 @@ class Engine:
         with self._lock:
             self._n_waiting += change
         self.metrics.queue.set(self._n_waiting)
+
+
+def _crowd_of(served: Served) -> CrowdCap:
+    """What decides about drafting in shared rounds, with costs measured when a width comes up."""
+    drafter = served.pair.drafter
+    if drafter is None:
+        return CrowdCap(0)
+    most = drafter.max_draft
+    return CrowdCap(most, served.row_costs or RowCurves(served.pair.target, most + 1))
 
 
 def _kv_per_token(served: Served) -> float:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from spec_calibrate import Curve
 from spec_core import Cap, Pair, Sampling
 from spec_core.types import FinishReason
 
@@ -170,6 +171,8 @@ class Served:
         mode: The mode that really runs; "baseline" without a drafter.
         make_cap: From a request's own limit of drafts (None: no wish) to the cap of its rounds.
         fingerprint: Names weights and settings, so that no state is used with others.
+        row_costs: Seconds of a verify by block width, for a number of sequences that share it;
+            called on the engine thread. Measured anew without.
     """
 
     pair: Pair
@@ -177,6 +180,7 @@ class Served:
     mode: str
     make_cap: Callable[[int | None], Cap]
     fingerprint: str = ""
+    row_costs: Callable[[int], Curve | None] | None = None
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
