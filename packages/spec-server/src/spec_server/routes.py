@@ -37,10 +37,8 @@ def add_openai(app: FastAPI, service: Service) -> None:
         prompter = service.prompter
         asked = chat_wish(body, knows_effort="reasoning_effort" in prompter.template)
         wish, prompt = asked.wish, await service.render(asked.chat)
-        asks = await service.asks(
-            wish, [prompt.ids], service.settings.default_max_tokens, prompt.marks
-        )
-        exchange = Exchange(service.engine, asks, request)
+        asks = await service.asks(wish, [prompt.ids], service.settings.default_max_tokens, prompt)
+        exchange = Exchange(service.engine, asks, request, stream=wish.stream)
         replies = [Reply(prompter, prompt.marks, asked.chat.tools, wish.one_call) for _ in asks]
         usage = bool(body.stream_options and body.stream_options.include_usage)
         answer = ChatAnswer(exchange, replies, wish, service.model, prompter.words, usage)
@@ -58,7 +56,7 @@ def add_openai(app: FastAPI, service: Service) -> None:
             ids = await run_in_threadpool(prompter.text, prompt) if text else tuple(prompt)
             prompts.append(_checked(ids, prompter.vocab_size))
         asks = await service.asks(wish, prompts, _DEFAULT_COMPLETION)
-        exchange = Exchange(service.engine, asks, request)
+        exchange = Exchange(service.engine, asks, request, stream=wish.stream)
         usage = bool(body.stream_options and body.stream_options.include_usage)
         answer = CompletionAnswer(exchange, wish, service.model, prompter.words, usage)
         return await answered(exchange, answer, stream=wish.stream, silence_s=silence_s)
@@ -69,9 +67,9 @@ def add_openai(app: FastAPI, service: Service) -> None:
         asked = responses_wish(body, knows_effort="reasoning_effort" in prompter.template)
         prompt = await service.render(asked.chat)
         asks = await service.asks(
-            asked.wish, [prompt.ids], service.settings.default_max_tokens, prompt.marks
+            asked.wish, [prompt.ids], service.settings.default_max_tokens, prompt
         )
-        exchange = Exchange(service.engine, asks, request)
+        exchange = Exchange(service.engine, asks, request, stream=asked.wish.stream)
         reply = Reply(prompter, prompt.marks, asked.chat.tools, asked.wish.one_call)
         answer = ResponseAnswer(exchange, reply, asked, service.model, prompter.words)
         return await answered(exchange, answer, stream=asked.wish.stream, silence_s=silence_s)
@@ -85,8 +83,8 @@ def add_messages(app: FastAPI, service: Service) -> None:
         prompter = service.prompter
         asked = messages_wish(body, knows_effort="reasoning_effort" in prompter.template)
         prompt = await service.render(asked.chat)
-        asks = await service.asks(asked.wish, [prompt.ids], None, prompt.marks)
-        exchange = Exchange(service.engine, asks, request)
+        asks = await service.asks(asked.wish, [prompt.ids], None, prompt)
+        exchange = Exchange(service.engine, asks, request, stream=asked.wish.stream)
         reply = Reply(prompter, prompt.marks, asked.chat.tools, asked.wish.one_call)
         answer = MessageAnswer(exchange, reply, asked.wish, service.model)
         silence_s = service.settings.keep_alive_s

@@ -18,8 +18,8 @@ from spec_server.schema.base import (
     TopK,
     TopP,
     Wish,
-    grammar_of,
     joined_text,
+    must_call,
     sampling_of,
     stops_of,
 )
@@ -185,8 +185,8 @@ def messages_wish(body: MessagesBody, *, knows_effort: bool) -> ChatWish:
     """
     chat, notices = chat_of(body)
     config = body.output_config or OutputConfig()
-    if config.format is not None and chat.tools:
-        raise Refusal("output_config.format: cannot be used together with tools.")
+    if config.format is not None:
+        chat = replace(chat, schema=config.format.schema_)
     if config.effort is not None and knows_effort:
         chat = replace(chat, effort=config.effort)
     elif config.effort is not None:
@@ -206,8 +206,7 @@ def messages_wish(body: MessagesBody, *, knows_effort: bool) -> ChatWish:
         stream=bool(body.stream),
         max_draft=extension.max_draft,
         by_token=bool(extension.by_token),
-        grammar=grammar_of(config.format.schema_) if config.format is not None else None,
-        one_call=bool(body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        one_call=chat.one_call,
         notices=notices,
     )
     return ChatWish(chat, wish)
@@ -227,20 +226,28 @@ def chat_of(body: CountBody) -> tuple[Chat, tuple[str, ...]]:
         messages.append({"role": "system", "content": system})
     for i, message in enumerate(body.messages):
         messages += _turn(message, f"messages.{i}")
-    tools, notices = _tools(body)
+    tools, forced, notices = _tools(body)
+    choice = body.tool_choice
+    one = choice is not None and (choice.type == "tool" or bool(choice.disable_parallel_tool_use))
     thinking = None if body.thinking is None else body.thinking.type != "disabled"
     last = messages[-1]
     continues = last["role"] == "assistant" and not last.get("tool_calls")
-    return Chat(tuple(messages), tools, thinking, continue_last=continues), notices
+    chat = Chat(
+        tuple(messages),
+        tools,
+        thinking,
+        continue_last=continues,
+        must_call=forced,
+        one_call=one,
+    )
+    return chat, notices
 
 
-def _tools(body: CountBody) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+def _tools(
+    body: CountBody,
+) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...], tuple[str, ...]]:
+    """The tools offered, those one of which must be called, and notices about others."""
     choice = body.tool_choice
-    if choice is not None and choice.type in ("any", "tool"):
-        raise Refusal(
-            'tool_choice: must be "auto" or "none"; a call cannot be forced on this server.',
-            param="tool_choice",
-        )
     tools: list[dict[str, Any]] = []
     notices: list[str] = []
     for tool in body.tools or ():
@@ -257,9 +264,14 @@ def _tools(body: CountBody) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]
                 },
             }
         )
+    forced: tuple[str, ...] = ()
     if choice is not None and choice.type == "none":
         tools = []
-    return tuple(tools), tuple(notices)
+    elif choice is not None and choice.type == "tool" and choice.name is None:
+        raise Refusal('tool_choice.name: needed for the type "tool".', param="tool_choice.name")
+    elif choice is not None and choice.type in ("any", "tool"):
+        forced = must_call(tools, choice.name if choice.type == "tool" else None)
+    return tuple(tools), forced, tuple(notices)
 
 
 def _turn(message: Message, where: str) -> list[dict[str, Any]]:
