@@ -10,6 +10,8 @@ step, so that running rows go on meanwhile. Knows nothing about queues, threads 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from spec_core.guide import Guide
 from spec_core.loop import Run
 from spec_core.pair import Pair
@@ -64,9 +66,13 @@ class Batch:
         on_prefill: Callable[[Row, int, int], None] | None = None,
         with_logits: bool = False,
         guide: Guide | None = None,
+        on_prompt_logits: Callable[[int, mx.array], None] | None = None,
         tag: Any = None,
     ) -> Row:
         """Queue a request; arguments as in `generate`. The pair's drafter belongs to this row.
+
+        `on_prompt_logits` is called with (position of the first row, logits of shape (T, V)) for
+        each chunk of the prompt, which then goes through `verify`.
 
         Raises:
             SpecError, ValueError: as `generate`.
@@ -74,7 +80,7 @@ class Batch:
         request = Request(
             pair, prompt, max_tokens, sampling or Sampling(), stop_ids, stop_strings, prefill_chunk
         )
-        run = Run(request, cap, cache, with_logits, guide)
+        run = Run(request, cap, cache, with_logits, guide, on_prompt_logits)
         row = Row(run, on_prefill, tag)
         row.prefilling = run.prefill()
         self._waiting.append(row)

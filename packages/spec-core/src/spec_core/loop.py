@@ -125,6 +125,7 @@ class Run:
         cache: Cache | None,
         with_logits: bool,
         guide: Guide | None = None,
+        on_prompt_logits: Callable[[int, mx.array], None] | None = None,
     ) -> None:
         self.request = request
         self.target = request.pair.target
@@ -141,6 +142,7 @@ class Run:
             self.drafter.reset()
         self.with_logits = with_logits
         self.guide = guide
+        self.on_prompt_logits = on_prompt_logits
         self.may_pipeline = guide is None or guide.fixed
         self.pipelined = self.may_pipeline
         self.in_flight = False  # a plain step has been enqueued ahead of the round handed out
@@ -198,7 +200,7 @@ class Run:
         while True:
             end = min((start // size + 1) * size, len(prompt))
             chunk = prompt[start:end]
-            output = self.target.prefill(chunk, self.cache, taps=self.taps)
+            output = self.forward_prompt(chunk)
             if self.drafter is not None:
                 self.drafter.observe(chunk, output)
             if end == len(prompt):
@@ -206,6 +208,16 @@ class Run:
             yield None
             start = end
         yield self.finish(self.decide(NO_DRAFTS, output), "prefill")
+
+    def forward_prompt(self, chunk: list[int]) -> TargetOutput:
+        """One chunk of the prompt; logits of its last row, and of all rows to whoever asked."""
+        if self.on_prompt_logits is None:
+            return self.target.prefill(chunk, self.cache, taps=self.taps)
+        start = self.cache.offset
+        output = self.target.verify(mx.array(chunk, mx.int32), self.cache, taps=self.taps)
+        self.on_prompt_logits(start, output.logits)
+        self.target.commit(self.cache, len(chunk))
+        return TargetOutput(output.logits[-1:], output.taps)
 
     def one_round(self, cap: int) -> Iterator[Round]:
         """Draft, verify, accept, commit. Without a draft this is a plain step."""

@@ -263,7 +263,9 @@ class Engine:
         assert self._batch is not None and self.machinery is not None and self.prefix is not None
         try:
             drafter = self._lender.lend() if self._lender is not None else None
-            hit = self.prefix.fetch(job.ask.prompt, drafter)
+            # A prompt that is scored is forwarded whole, so its figures never depend on the cache.
+            score = job.ask.score_prompt
+            hit = None if score else self.prefix.fetch(job.ask.prompt, drafter)
             if hit is not None:
                 self.metrics.cache_hits.labels(hit.tier).inc()
                 job.sink(Progress(hit.n_tokens, len(job.ask.prompt)))

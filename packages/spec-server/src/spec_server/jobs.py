@@ -10,6 +10,23 @@ from spec_core.types import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """How long an answer may reason.
+
+    Attributes:
+        tokens: Most tokens of reasoning, its marks left out.
+        start: Ids of the mark that opens it, where it is the answer's own.
+        end: Ids of the mark that ends it.
+        begun: The prompt has opened it.
+    """
+
+    tokens: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    begun: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """What to generate, free of any dialect.
 
@@ -19,10 +36,12 @@ class Ask:
         sampling: How to draw.
         stop: Strings that end the text.
         top_logprobs: Alternatives per token; None for no log-probabilities at all.
+        score_prompt: Log-probabilities of the prompt's tokens too, with as many alternatives.
         biases: Token id -> number added to its logit.
         grammar: What the answer must match, as llguidance takes it; None for anything.
         grammar_after: Ids that the answer holds before the grammar begins, such as the end of the
             reasoning.
+        budget: How long the answer may reason; None for no limit.
         max_draft: Most drafts a round; None for the server's own cap.
         by_token: Tell each token's text and origin.
         show_markers: Keep the marks of reasoning and tool calls in the text.
@@ -33,9 +52,11 @@ class Ask:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
+    score_prompt: bool = False
     biases: tuple[tuple[int, float], ...] = ()
     grammar: str | None = None
     grammar_after: tuple[int, ...] = ()
+    budget: Budget | None = None
     max_draft: int | None = None
     by_token: bool = False
     show_markers: bool = False
@@ -71,6 +92,13 @@ class Progress:
 
     done: int
     total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Every token of the prompt with its log-probability; the first one has none."""
+
+    tokens: tuple[TokenInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +172,7 @@ class Failure:
     status: int = 500
 
 
-Event = Progress | Piece | End | Failure
+Event = Progress | Scored | Piece | End | Failure
 
 
 @dataclass(slots=True, eq=False)

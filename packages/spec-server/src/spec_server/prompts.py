@@ -15,6 +15,7 @@ from spec_server.answer import Marks
 from spec_server.calls import CallSyntax, call_grammar, term
 from spec_server.errors import Refusal
 from spec_server.guides import Grammars, schema_grammar
+from spec_server.jobs import Budget
 from spec_server.words import Words
 
 _ARGUMENTS = "[ARGS]"  # in newer Mistral vocabularies, between a call's name and its arguments
@@ -121,12 +122,24 @@ class Prompter:
         with self._lock:
             return tuple(self.words.encode(text))
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; special tokens give nothing."""
+        with self._lock:
+            return self.words.decode(ids)
+
     def after_reasoning(self) -> tuple[int, ...]:
         """Ids of the mark that ends the reasoning; empty without."""
         if self.think is None:
             return ()
         with self._lock:
             return tuple(self.words.encode_bare(self.think[1]))
+
+    def budget(self, n_tokens: int, marks: Marks) -> Budget:
+        """So many tokens of reasoning, for an answer with these marks."""
+        assert marks.think is not None
+        with self._lock:
+            start, end = (tuple(self.words.encode_bare(mark)) for mark in marks.think)
+        return Budget(n_tokens, start, end, marks.in_reasoning)
 
     def check_grammar(self, grammar: str) -> str | None:
         """What is wrong with a grammar, or None."""

@@ -49,16 +49,22 @@ def add_openai(app: FastAPI, service: Service) -> None:
         prompter = service.prompter
         if body.stream_options is not None and not body.stream:
             raise Refusal('"stream_options" is only for "stream": true.', param="stream_options")
-        wish = wish_of(body, max_tokens=body.max_tokens, top_logprobs=body.logprobs)
+        wish = wish_of(
+            body, max_tokens=body.max_tokens, top_logprobs=body.logprobs, echo=bool(body.echo)
+        )
         prompts: list[tuple[int, ...]] = []
+        echoes: list[str] = []
         for prompt in completion_prompts(body):
             text = isinstance(prompt, str)
             ids = await run_in_threadpool(prompter.text, prompt) if text else tuple(prompt)
             prompts.append(_checked(ids, prompter.vocab_size))
+            if wish.echo:
+                said = prompt if text else await run_in_threadpool(prompter.decode, ids)
+                echoes += [said] * wish.n
         asks = await service.asks(wish, prompts, _DEFAULT_COMPLETION)
         exchange = Exchange(service.engine, asks, request, stream=wish.stream)
         usage = bool(body.stream_options and body.stream_options.include_usage)
-        answer = CompletionAnswer(exchange, wish, service.model, prompter.words, usage)
+        answer = CompletionAnswer(exchange, wish, service.model, prompter.words, usage, echoes)
         return await answered(exchange, answer, stream=wish.stream, silence_s=silence_s)
 
     @app.post("/v1/responses")
@@ -81,7 +87,11 @@ def add_messages(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages")
     async def messages(request: Request, body: MessagesBody) -> Response:
         prompter = service.prompter
-        asked = messages_wish(body, knows_effort="reasoning_effort" in prompter.template)
+        asked = messages_wish(
+            body,
+            knows_effort="reasoning_effort" in prompter.template,
+            reasons=prompter.think is not None,
+        )
         prompt = await service.render(asked.chat)
         asks = await service.asks(asked.wish, [prompt.ids], None, prompt)
         exchange = Exchange(service.engine, asks, request, stream=asked.wish.stream)

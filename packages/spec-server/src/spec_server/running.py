@@ -18,6 +18,7 @@ from spec_server.jobs import (
     Job,
     Piece,
     Progress,
+    Scored,
     Served,
     TokenInfo,
     TokenText,
@@ -25,6 +26,8 @@ from spec_server.jobs import (
 from spec_server.metrics import Metrics
 from spec_server.prefix import Hit
 from spec_server.words import Words
+
+_SCORED_CHUNK = 64  # prompt tokens whose logits are held at once
 
 
 class Machinery:
@@ -67,10 +70,8 @@ class Machinery:
         pair = Pair(self.served.pair.target, drafter, words)
         guide = make_guide(
             self.grammars if ask.grammar is not None else None,
-            ask.grammar,
-            ask.biases,
+            ask,
             pair.target.vocab_size,
-            ask.grammar_after,
         )
         generation = Generation(self, job, words, drafter, hit.n_tokens if hit is not None else 0)
         generation.row = batch.add(
@@ -81,10 +82,11 @@ class Machinery:
             cap=self.served.make_cap(ask.max_draft),
             stop_strings=ask.stop,
             cache=hit.cache if hit is not None else None,
-            prefill_chunk=prefill_chunk,
+            prefill_chunk=min(prefill_chunk, _SCORED_CHUNK) if ask.score_prompt else prefill_chunk,
             on_prefill=generation.forwarded,
             with_logits=ask.top_logprobs is not None,
             guide=guide,
+            on_prompt_logits=generation.score if ask.score_prompt else None,
             tag=generation,
         )
         return generation
@@ -109,6 +111,7 @@ class Generation:
         self._n_cached = n_cached
         self._meter = StatsMeter()
         self._first_s = 0.0
+        self._scored: list[TokenInfo] = [TokenInfo(job.ask.prompt[0])]
         self._ids: list[int] = []
         self._drafts: dict[int, Any] = {}
         self._by_token: TextStream | None = None
@@ -128,6 +131,11 @@ class Generation:
             self._drafts = {n: self._drafts[n] for n in kept}
             self._drafts[done] = self._drafter.state()
 
+    def score(self, start: int, logits: mx.array) -> None:
+        """Log-probabilities of the prompt's tokens behind each row of a chunk."""
+        following = self.job.ask.prompt[start + 1 : start + 1 + logits.shape[0]]
+        self._scored += token_logprobs(following, logits, self.job.ask.top_logprobs or 0)
+
     def take(self, round_: Round) -> list[Event]:
         """The events of one round."""
         ask, meter = self.job.ask, self._meter
@@ -136,9 +144,11 @@ class Generation:
         meter.add(round_)
         self._count(round_)
         self._ids += round_.tokens
-        events: list[Event] = [
-            Piece(round_.text, self._tokens(round_), self._texts(round_) if ask.by_token else ())
-        ]
+        events: list[Event] = []
+        if ask.score_prompt and round_.kind == "prefill":
+            events.append(Scored(tuple(self._scored)))
+        texts = self._texts(round_) if ask.by_token else ()
+        events.append(Piece(round_.text, self._tokens(round_), texts))
         if round_.finish_reason is not None:
             events.append(End(round_.finish_reason, self.row.stopped_by, self._figures()))
         return events

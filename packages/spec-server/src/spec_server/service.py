@@ -82,6 +82,9 @@ class Service:
         after: tuple[int, ...] = ()
         if grammar is not None and chat is not None and chat.marks.in_reasoning:
             after = self.prompter.after_reasoning()
+        budget = None
+        if wish.reasoning_tokens is not None and chat is not None and chat.marks.think is not None:
+            budget = self.prompter.budget(wish.reasoning_tokens, chat.marks)
         asks = []
         for prompt in prompts:
             for i in range(wish.n):
@@ -95,9 +98,11 @@ class Service:
                         sampling=replace(wish.sampling, seed=seed),
                         stop=wish.stop,
                         top_logprobs=wish.top_logprobs,
+                        score_prompt=wish.echo and wish.top_logprobs is not None,
                         biases=wish.biases,
                         grammar=grammar,
                         grammar_after=after,
+                        budget=budget,
                         max_draft=wish.max_draft,
                         by_token=wish.by_token,
                         show_markers=chat is not None,

@@ -9,6 +9,7 @@ from spec_server.errors import Refusal
 from spec_server.prompts import Chat
 from spec_server.schema.base import (
     NO_DEGREES,
+    NO_REASONING,
     ChatWish,
     Extension,
     Limit,
@@ -173,11 +174,12 @@ class MessagesBody(CountBody):
     x_spec: Extension | None = None
 
 
-def messages_wish(body: MessagesBody, *, knows_effort: bool) -> ChatWish:
+def messages_wish(body: MessagesBody, *, knows_effort: bool, reasons: bool) -> ChatWish:
     """What a messages body asks for.
 
     Args:
         body: The checked body.
+        reasons: The model marks its reasoning.
         knows_effort: The model's template knows `reasoning_effort`.
 
     Raises:
@@ -192,13 +194,9 @@ def messages_wish(body: MessagesBody, *, knows_effort: bool) -> ChatWish:
     elif config.effort is not None:
         notices = (*notices, NO_DEGREES)
     extension = body.x_spec or Extension()
-    budget = body.thinking.budget_tokens if body.thinking is not None else None
-    if budget is not None and budget < min(body.max_tokens, 1024):
-        raise Refusal(
-            f'"thinking.budget_tokens" must be at least {min(body.max_tokens, 1024)} here, got '
-            f"{budget}.",
-            param="thinking.budget_tokens",
-        )
+    thinking = body.thinking
+    if thinking is not None and thinking.type == "enabled" and not reasons:
+        notices = (*notices, NO_REASONING)
     wish = Wish(
         sampling=sampling_of(body),
         max_tokens=body.max_tokens,
@@ -206,10 +204,27 @@ def messages_wish(body: MessagesBody, *, knows_effort: bool) -> ChatWish:
         stream=bool(body.stream),
         max_draft=extension.max_draft,
         by_token=bool(extension.by_token),
+        reasoning_tokens=_budget(thinking),
         one_call=chat.one_call,
         notices=notices,
     )
     return ChatWish(chat, wish)
+
+
+def _budget(thinking: Thinking | None) -> int | None:
+    """Most tokens of reasoning.
+
+    Raises:
+        Refusal: a budget for a kind of thinking that has none.
+    """
+    if thinking is None or thinking.budget_tokens is None:
+        return None
+    if thinking.type != "enabled":
+        raise Refusal(
+            f'thinking.budget_tokens: only for the type "enabled", got "{thinking.type}".',
+            param="thinking.budget_tokens",
+        )
+    return thinking.budget_tokens
 
 
 def chat_of(body: CountBody) -> tuple[Chat, tuple[str, ...]]:

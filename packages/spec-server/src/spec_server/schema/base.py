@@ -10,6 +10,7 @@ from spec_core import Sampling
 from spec_server.errors import Refusal
 from spec_server.prompts import Chat
 
+NO_REASONING = "This model does not reason apart, so the thinking asked for changes nothing."
 NO_DEGREES = "This model's reasoning has no degrees, so the effort asked for changes nothing."
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
@@ -65,7 +66,9 @@ class Wish:
         n: Answers to the same prompt.
         stream: Send the answer as it comes.
         top_logprobs: Alternatives per token; None for no log-probabilities.
+        echo: Begin the answer with the prompt; its log-probabilities too, where asked for.
         biases: Token id -> number added to its logit.
+        reasoning_tokens: Most tokens of reasoning; None for no limit.
         max_draft: Most drafts a round.
         by_token: Tell each token's text and origin.
         one_call: Report no more than one tool call.
@@ -78,7 +81,9 @@ class Wish:
     n: int = 1
     stream: bool = False
     top_logprobs: int | None = None
+    echo: bool = False
     biases: tuple[tuple[int, float], ...] = ()
+    reasoning_tokens: int | None = None
     max_draft: int | None = None
     by_token: bool = False
     one_call: bool = False
