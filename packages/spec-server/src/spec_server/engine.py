@@ -4,6 +4,7 @@ Everything that touches MLX happens on this one thread. A job that fails is told
 error outside any job drops all running ones and starts a fresh batch. Knows nothing about HTTP.
 """
 
+import gc
 import logging
 import queue
 import threading
@@ -23,7 +24,7 @@ from spec_server.disk import DiskTier, open_disk_tier
 from spec_server.errors import PromptTooLong, Refusal
 from spec_server.jobs import Ask, End, Event, Failure, Job, Progress, Served
 from spec_server.metrics import Metrics
-from spec_server.prefix import PrefixCache
+from spec_server.prefix import RUNG_SHARE, PrefixCache
 from spec_server.running import Generation, Machinery
 from spec_server.settings import Settings
 from spec_targets.snapshot import rebuilt
@@ -83,6 +84,9 @@ class Engine:
         self._arrived.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        if not self._thread.is_alive():  # weights that outlive the interpreter's end make it abort
+            self._batch = self.machinery = self.prefix = self.served = None
+            gc.collect()
 
     @property
     def alive(self) -> bool:
@@ -271,8 +275,9 @@ class Engine:
                 job.sink(Progress(hit.n_tokens, len(job.ask.prompt)))
             else:
                 self.metrics.cache_misses.inc()
+            rung_bytes = self.prefix.budget // RUNG_SHARE if self.prefix.enabled else 0
             generation = self.machinery.begin(
-                job, self._batch, drafter, hit, self.settings.prefill_chunk
+                job, self._batch, drafter, hit, self.settings.prefill_chunk, rung_bytes
             )
             self._running.append(generation)
         except Exception as error:
