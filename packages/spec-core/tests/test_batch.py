@@ -364,6 +364,45 @@ def test_plain_rounds_are_enqueued_before_the_one_ahead_is_read(reads):
     assert alternating > 0.7 * n
 
 
+def test_rounds_are_not_enqueued_ahead_where_copies_cost_more_than_the_host(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(shared.time, "perf_counter", lambda: now[0])
+
+    class Copying(ToyBatchTarget):
+        batch = None
+
+        def commit_rows(self, cache, n_keep):
+            super().commit_rows(cache, n_keep)
+            now[0] += 0.010
+
+        def verify_rows(self, blocks, cache, *, taps=()):
+            ahead = self.batch is not None and self.batch._shared._closing
+            now[0] += self.copy_s if ahead else 0.004
+            return super().verify_rows(blocks, cache, taps=taps)
+
+    shares = {}
+    for copy_s in (0.0, 0.050):
+        target = Copying()
+        target.copy_s = copy_s
+        batch = target.batch = Batch(target)
+        wanted = plain_rows(batch, target, n_tokens=(300, 300))
+        behind = []
+        take_off = batch._shared._take_off
+
+        def watched(ahead, take_off=take_off, behind=behind, batch=batch):
+            behind.append(ahead is not None)
+            batch._shared._closing = ahead is not None
+            return take_off(ahead)
+
+        batch._shared._closing = False
+        batch._shared._take_off = watched
+        got = [[], []]
+        drain(batch, got)
+        assert got == wanted
+        shares[copy_s] = sum(behind) / len(behind)
+    assert shares[0.0] > 0.9 and shares[0.050] < 0.3
+
+
 def test_rounds_that_may_draft_are_not_enqueued_ahead(reads):
     target = Watched()
     batch = Batch(target)

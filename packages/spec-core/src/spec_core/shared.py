@@ -7,11 +7,12 @@ before are read. What a row emits is what it would emit alone. Knows nothing abo
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
 
+from spec_core.ahead import Ahead
 from spec_core.host import host_ints
 from spec_core.loop import NO_DRAFTS, Outcome, Run
 from spec_core.protocols import Bounded
@@ -129,6 +130,7 @@ class _Flight:
     allowed: int | None  # what the crowd said
     verdict: Verdict
     before: list[tuple[Any, Any]]
+    behind: bool = False  # enqueued before the one ahead of it was read
     committed: bool = False
 
     @property
@@ -147,9 +149,10 @@ class _Flight:
 class _Mark:
     """When the latest round ended, and what it was."""
 
-    rows: tuple[int, ...] = ()
-    plain: bool = False
-    at: float = field(default_factory=time.perf_counter)
+    rows: tuple[int, ...]
+    plain: bool
+    ahead: bool | None  # wholly enqueued ahead, wholly not, or between the two
+    at: float
 
 
 class Shared:
@@ -168,6 +171,7 @@ class Shared:
         self._cache: Any = None
         self._flight: _Flight | None = None
         self._mark: _Mark | None = None
+        self._ahead = Ahead()
 
     @property
     def in_flight(self) -> bool:
@@ -247,7 +251,7 @@ class Shared:
         if following is not None and ended:
             self._close(following, ended)
         self._flight = following
-        self._tell(flight, outcomes)
+        self._tell(flight, following is not None, outcomes)
         return outcomes
 
     def _goes_on(self, flight: _Flight) -> bool:
@@ -257,6 +261,7 @@ class Shared:
             flight.plain
             and all(run.may_pipeline for run in runs)
             and any(run.n_left > 1 for run in runs)
+            and self._ahead.pays(len(runs))
             and not any(self._wish(row) for row in self.rows)
         )
 
@@ -288,7 +293,7 @@ class Shared:
         except Exception:  # one row's fault, or too little memory: the caller finds out
             self._restore(before)
             return None
-        return _Flight(list(rows), drafts, caps, allowed, verdict, before)
+        return _Flight(list(rows), drafts, caps, allowed, verdict, before, ahead is not None)
 
     def _settle(self, flight: _Flight, values: list[list[int]]) -> Outcomes:
         """Cut each row at its stop, commit all, then hand out rounds."""
@@ -373,11 +378,17 @@ class Shared:
         """The cap of the round that begins now."""
         return max(min(self._wish(row), row.run.n_left - 1), 0)
 
-    def _tell(self, flight: _Flight, outcomes: Outcomes) -> None:
-        """Let the crowd learn from a round that nothing disturbed."""
+    def _tell(self, flight: _Flight, followed: bool, outcomes: Outcomes) -> None:
+        """Learn from a round that nothing disturbed, and let the crowd do so."""
         ids = tuple(id(row) for row in flight.rows)
-        last, self._mark = self._mark, _Mark(ids, flight.plain)
-        if self._crowd is None or flight.allowed is None or last is None or last.rows != ids:
+        ahead = followed if followed == flight.behind else None
+        last, self._mark = self._mark, _Mark(ids, flight.plain, ahead, time.perf_counter())
+        if last is None or last.rows != ids:
+            return
+        if flight.plain and last.plain:
+            way = ahead if ahead == last.ahead else None
+            self._ahead.observe(len(ids), way, self._mark.at - last.at)
+        if self._crowd is None or flight.allowed is None:
             return
         if flight.plain and not last.plain:  # it also filled the pipeline
             return
