@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import mlx.core as mx
 import pytest
 
-from spec_core import FixedCap, Pair, Sampling, TargetOutput, generate
+from spec_core import Draft, FixedCap, Pair, Sampling, TargetOutput, generate, shared
 from spec_core.batch import Batch, BatchTarget
 from spec_core.guide import TokenBias
+from spec_core.host import host_ints
 from spec_core.lending import Lender
 from spec_core.testing import ToyDrafter, ToyTarget, check_drafter
 
@@ -286,3 +287,253 @@ def test_progress_is_told_and_stops_are_named():
     assert reason == "stop" and row.stopped_by in ("a", "b") and row.stopped_by not in text
     bare = batch.add(Pair(target), [1], max_tokens=1)
     assert bare.stopped_by is None
+
+
+class Watched(ToyBatchTarget):
+    """Notes forwards, and whether a drafted one was among them."""
+
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
+    def verify_rows(self, blocks, cache, *, taps=()):
+        self.events.append(f"verify {blocks.shape[1]}")
+        return super().verify_rows(blocks, cache, taps=taps)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Makes reads of shared rounds seen, and lets one of them fail."""
+    plan = {"events": None, "fail_at": None, "n": 0}
+
+    def read(array):
+        plan["n"] += 1
+        if plan["events"] is not None:
+            plan["events"].append("read")
+        if plan["n"] == plan["fail_at"]:
+            raise RuntimeError("[malloc] no memory")
+        return host_ints(array)
+
+    monkeypatch.setattr(shared, "host_ints", read)
+    return plan
+
+
+def plain_rows(batch, target, n_tokens=(9, 14, 20), **more):
+    prompts = [[1 + i, 2, 3] for i in range(len(n_tokens))]
+    for i, (prompt, n) in enumerate(zip(prompts, n_tokens, strict=True)):
+        batch.add(Pair(target), prompt, max_tokens=n, stop_ids=(), tag=i, **more)
+    wanted = []
+    for prompt, n in zip(prompts, n_tokens, strict=True):
+        rounds = generate(Pair(target), prompt, max_tokens=n, stop_ids=(), **more)
+        wanted.append([t for r in rounds for t in r.tokens])
+    return wanted
+
+
+def drain(batch, got, errors=None, cancel=None):
+    while batch.rows:
+        for row, outcome in batch.step():
+            if isinstance(outcome, Exception):
+                assert errors is not None, outcome
+                errors.append((row, outcome))
+                batch.remove(row)
+                continue
+            got[row.tag] += outcome.tokens
+            if outcome.finish_reason:
+                cache = batch.remove(row)
+                assert cache.offset == row.run.n_emitted - 1 + len(row.run.request.prompt)
+        if cancel is not None:
+            cancel()
+
+
+def test_plain_rounds_are_enqueued_before_the_one_ahead_is_read(reads):
+    target = Watched()
+    batch = Batch(target)
+    wanted = plain_rows(batch, target)
+    reads["events"] = target.events
+    got = [[], [], []]
+    drain(batch, got)
+    assert got == wanted
+    ahead = most = 0
+    for event in target.events:
+        ahead += 1 if event.startswith("verify") else -1
+        most = max(most, ahead)
+        assert ahead >= 0
+    assert most == 2
+    n = len(target.events)
+    alternating = sum(a != b for a, b in zip(target.events, target.events[1:], strict=False))
+    assert alternating > 0.7 * n
+
+
+def test_rounds_are_not_enqueued_ahead_where_copies_cost_more_than_the_host(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(shared.time, "perf_counter", lambda: now[0])
+
+    class Copying(ToyBatchTarget):
+        batch = None
+
+        def commit_rows(self, cache, n_keep):
+            super().commit_rows(cache, n_keep)
+            now[0] += 0.010
+
+        def verify_rows(self, blocks, cache, *, taps=()):
+            ahead = self.batch is not None and self.batch._shared._closing
+            now[0] += self.copy_s if ahead else 0.004
+            return super().verify_rows(blocks, cache, taps=taps)
+
+    shares = {}
+    for copy_s in (0.0, 0.050):
+        target = Copying()
+        target.copy_s = copy_s
+        batch = target.batch = Batch(target)
+        wanted = plain_rows(batch, target, n_tokens=(300, 300))
+        behind = []
+        take_off = batch._shared._take_off
+
+        def watched(ahead, take_off=take_off, behind=behind, batch=batch):
+            behind.append(ahead is not None)
+            batch._shared._closing = ahead is not None
+            return take_off(ahead)
+
+        batch._shared._closing = False
+        batch._shared._take_off = watched
+        got = [[], []]
+        drain(batch, got)
+        assert got == wanted
+        shares[copy_s] = sum(behind) / len(behind)
+    assert shares[0.0] > 0.9 and shares[0.050] < 0.3
+
+
+def test_rounds_that_may_draft_are_not_enqueued_ahead(reads):
+    target = Watched()
+    batch = Batch(target)
+    for i in range(3):
+        batch.add(Pair(target, ToyDrafter()), [1 + i, 2], max_tokens=12, stop_ids=(), tag=i)
+    reads["events"] = target.events
+    got = [[], [], []]
+    drain(batch, got)
+    assert "verify verify" not in " ".join(e.split()[0] for e in target.events[:-2])
+    assert max(int(e.split()[1]) for e in target.events if e != "read") > 1
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_sampled_rows_draw_together_what_they_draw_alone(seed):
+    target = ToyBatchTarget()
+    batch = Batch(target)
+    sampling = Sampling(temperature=0.9, top_p=0.9, seed=seed)
+    wanted = plain_rows(batch, target, sampling=sampling)
+    got = [[], [], []]
+    drain(batch, got)
+    assert [len(one) for one in got] == [len(one) for one in wanted]
+    if seed is not None:
+        assert got == wanted
+
+
+def test_a_row_that_is_cancelled_in_flight_leaves_the_others_alone():
+    target = ToyBatchTarget()
+    batch = Batch(target)
+    wanted = plain_rows(batch, target, n_tokens=(30, 30, 25, 28))
+    got, kept, rows = [[], [], [], []], [], {}
+
+    def cancel():
+        rows.update({row.tag: row for row in batch.rows})
+        if len(got[0]) == 8 and 0 in rows and len(rows) == 4 and not kept:
+            assert batch._shared.in_flight
+            kept.append(batch.remove(rows[0]))
+            kept.append(batch.remove(rows[1]))
+
+    drain(batch, got, cancel=cancel)
+    assert got[2] == wanted[2] and got[3] == wanted[3] and got[0] == wanted[0][:8]
+    assert kept[0].offset == 3 + 8 - 1 and kept[1] is None  # its step could not be taken back
+
+
+def test_a_device_that_fails_while_a_step_is_ahead_fails_the_rows_it_held(reads):
+    target = ToyBatchTarget()
+    batch = Batch(target)
+    plain_rows(batch, target, n_tokens=(30, 30))
+    got, errors = [[], []], []
+    reads["fail_at"] = 4
+    drain(batch, got, errors)
+    assert len(errors) == 2 and all("no memory" in str(e) for _, e in errors)
+    assert all(batch.remove(row) is None for row, _ in errors)
+    again, fresh = plain_rows(batch, target, n_tokens=(6, 7)), [[], []]
+    drain(batch, fresh)
+    assert fresh == again
+
+
+def test_a_device_that_fails_in_a_drafted_round_costs_nothing(reads):
+    target = ToyBatchTarget()
+    reads["fail_at"] = 3
+    got, _ = run(Batch(target), target, [3, 6, 7])
+    assert reads["n"] >= 3
+    assert got == {seed: alone(target, seed) for seed in [3, 6, 7]}
+
+
+def test_a_step_ahead_that_breaks_off_is_taken_back():
+    class Fragile(ToyBatchTarget):
+        n_calls = 0
+
+        def verify_rows(self, blocks, cache, *, taps=()):
+            self.n_calls += 1
+            if self.n_calls in (3, 4, 7):
+                raise RuntimeError("a layer broke")
+            return super().verify_rows(blocks, cache, taps=taps)
+
+    target = Fragile()
+    batch = Batch(target)
+    wanted = plain_rows(batch, target, sampling=Sampling(temperature=1.0, seed=3))
+    got = [[], [], []]
+    drain(batch, got)
+    assert got == wanted and target.n_calls > 8
+
+
+class SureDrafter(ToyDrafter):
+    """States a confidence, one more digit per position."""
+
+    def draft(self, anchor, cap, *, sampling, key):
+        draft = super().draft(anchor, cap, sampling=sampling, key=key)
+        sure = mx.arange(1, draft.n_drafted + 1) / 10
+        return Draft(draft.tokens, draft.probs, sure, draft.source)
+
+
+def test_confidence_comes_over_with_the_round():
+    target = ToyBatchTarget()
+    batch = Batch(target)
+    for i, kind in enumerate((SureDrafter, ToyDrafter, SureDrafter)):
+        sampling = Sampling(temperature=float(i == 2), seed=1)
+        batch.add(Pair(target, kind()), [1, 2, 3], max_tokens=20, cap=FixedCap(2 + i % 2),
+                  sampling=sampling, stop_ids=(), tag=i)  # fmt: skip
+    n_seen = 0
+    while batch.rows:
+        for row, round_ in batch.step():
+            if round_.n_drafted and row.tag != 1:
+                want = [(k + 1) / 10 for k in range(round_.n_drafted)]
+                assert round_.confidence == pytest.approx(want)
+                n_seen += 1
+            else:
+                assert not round_.confidence
+            if round_.finish_reason:
+                batch.remove(row)
+    assert n_seen > 5
+
+
+def test_a_crowd_bounds_the_drafts_of_rows_and_learns_from_rounds():
+    class Two:
+        def __init__(self):
+            self.told, self.solo = [], 0
+
+        def cap(self, width):
+            return 2
+
+        def observe(self, width, cap, rounds, seconds):
+            self.told.append((width, cap, max(r.n_drafted for r in rounds), seconds > 0))
+
+        def saw(self, round_):
+            self.solo += 1
+
+    target, crowd = ToyBatchTarget(), Two()
+    batch = Batch(target, crowd=crowd)
+    for i in range(3):
+        batch.add(Pair(target, ToyDrafter()), [1 + i, 2], max_tokens=20 + 6 * i, stop_ids=(), tag=i)
+    drain(batch, [[], [], []])
+    assert crowd.told and all(t[1] == 2 and t[2] <= 2 and t[3] for t in crowd.told)
+    assert {t[0] for t in crowd.told} <= {2, 3} and crowd.solo > 0

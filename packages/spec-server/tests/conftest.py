@@ -38,7 +38,7 @@ _TEXT = [
 ]
 
 
-def make_tokenizer(folder: Path) -> int:
+def make_tokenizer(folder: Path, marks: list[str] = _MARKS, template: str = TEMPLATE) -> int:
     """Write tokenizer files; returns V."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -50,12 +50,12 @@ def make_tokenizer(folder: Path) -> int:
         show_progress=False,
     )
     raw.train_from_iterator(_TEXT, trainer)
-    raw.add_tokens(_MARKS)
+    raw.add_tokens(marks)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=raw,
         eos_token="<|im_end|>",
         additional_special_tokens=["<|im_start|>", "<|endoftext|>"],
-        chat_template=TEMPLATE,
+        chat_template=template,
     )
     fast.save_pretrained(folder)
     return len(fast)
@@ -63,8 +63,12 @@ def make_tokenizer(folder: Path) -> int:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("tiny")
-    vocab_size = make_tokenizer(path)
+    return make_model(tmp_path_factory.mktemp("tiny"))
+
+
+def make_model(path: Path, **tokenizer) -> Path:
+    """A checkpoint of the tiny llama."""
+    vocab_size = make_tokenizer(path, **tokenizer)
     config = {
         "model_type": "llama",
         "hidden_size": 16,
@@ -191,6 +195,16 @@ def script_loader(folder: Path, scripts: dict[str, str]):
 def load_tiny(folder):
     """Loaders of the tiny model: `load_tiny(drafts=True, wrap=...)`."""
     return lambda **settings: tiny_loader(folder, **settings)
+
+
+@pytest.fixture(scope="session")
+def load_other(tmp_path_factory):
+    """Loaders of the tiny model with another tokenizer: `load_other(marks=, template=)`."""
+
+    def loader(**tokenizer):
+        return tiny_loader(make_model(tmp_path_factory.mktemp("other"), **tokenizer))
+
+    return loader
 
 
 @pytest.fixture(scope="session")

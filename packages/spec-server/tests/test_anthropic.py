@@ -207,7 +207,7 @@ def test_errors_have_the_dialects_shape(client, scripted):
     with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
         client.messages.create(
             model="m", max_tokens=5, messages=said("plain"), tools=[BASH],
-            tool_choice={"type": "any"},
+            tool_choice={"type": "tool", "name": "fly"},
         )  # fmt: skip
     empty = httpx.post(f"{scripted.url}/v1/messages/count_tokens", json={})
     assert empty.status_code == 400 and empty.json()["type"] == "error"

@@ -4,52 +4,153 @@ import random
 
 import pytest
 
-from spec_core import FixedCap, Pair, Sampling, generate
+from spec_calibrate import Curve
+from spec_core import FixedCap, Pair, Round, Sampling, generate
 from spec_core.batch import Batch
 from spec_drafters import LookupDrafter
 from spec_server.crowd import CrowdCap
 from spec_targets import load_target
 
-
-def simulate(plain_rate, drafted_rate, n=3000, noise=0.1, width=4, seed=0):
-    """Rounds of 10 tokens; returns the speed reached against the better way's."""
-    rng, crowd = random.Random(seed), CrowdCap()
-    seconds = 0.0
-    for _ in range(n):
-        drafted = crowd.may_draft(width)
-        rate = (drafted_rate if drafted else plain_rate) * rng.uniform(1 - noise, 1 + noise)
-        seconds += 10 / rate
-        crowd.observe(width, drafted, 10, 10 / rate)
-    return 10 * n / seconds / max(plain_rate, drafted_rate), crowd
+MOST = 8
 
 
-@pytest.mark.parametrize(("plain", "drafted"), [(100, 40), (100, 90), (100, 110), (100, 300)])
-def test_the_better_way_is_used_nearly_always(plain, drafted):
-    for seed in range(5):
-        share, crowd = simulate(plain, drafted, seed=seed)
-        assert share > 0.97
-        assert crowd.parked(4) == (plain > drafted)
+def made(cap: int, n_accepted: int) -> Round:
+    return Round((0,) * (n_accepted + 1), "", "verify" if cap else "plain", cap, n_accepted,
+                 "x", 0, 0.0, None, cap=cap)  # fmt: skip
+
+
+class Machine:
+    """A scripted target and drafter: what rounds of so many rows cost, and what is accepted.
+
+    Args:
+        verify_s: Seconds by rows and block width.
+        plain_s: Seconds of a pipelined plain step by rows.
+        accept: Chance that a draft is accepted, given those before it.
+    """
+
+    def __init__(self, verify_s, plain_s, accept, noise=0.05, seed=0):
+        self.verify_s, self.plain_s, self.accept = verify_s, plain_s, accept
+        self.noise, self.rng = noise, random.Random(seed)
+        self.seconds = self.n_tokens = 0.0
+        self.caps = []
+
+    def round(self, crowd, width):
+        """One shared round, told to the crowd."""
+        cap = crowd.cap(width)
+        rounds = []
+        for _ in range(width):
+            n = 0
+            while n < cap and self.rng.random() < self.accept:
+                n += 1
+            rounds.append(made(cap, n))
+        cost = self.verify_s(width, 1 + cap) if cap else self.plain_s(width)
+        cost *= self.rng.uniform(1 - self.noise, 1 + self.noise)
+        if self.rng.random() < 0.01:
+            cost *= 3
+        crowd.observe(width, cap, rounds, cost)
+        self.seconds += cost
+        self.n_tokens += sum(len(r.tokens) for r in rounds)
+        self.caps.append(cap)
+
+    def of_plain(self, width):
+        """Tokens per second against plain decoding."""
+        return self.n_tokens / self.seconds * self.plain_s(width) / width
+
+    def best(self, width):
+        """The best fixed cap's, in expectation."""
+        gains = [1.0]
+        for k in range(1, MOST + 1):
+            tokens = sum(self.accept**i for i in range(k + 1))
+            gains.append(tokens * self.plain_s(width) / self.verify_s(width, 1 + k))
+        return max(gains)
+
+
+def plain(width):
+    return 0.008 + 0.0002 * width
+
+
+def free(width, block):
+    """Memory-bound: more positions cost next to nothing."""
+    return plain(width) * 1.1 + 0.00002 * width * block
+
+
+def dear(width, block):
+    """A few rows are nearly free; eight of them make every further position cost its share."""
+    return plain(width) * 1.1 + 0.0012 * max(0, width * block - 8)
+
+
+def curves(verify_s, off=1.0):
+    widths = (1, 2, 4, 8, 9)
+    return lambda rows: Curve(widths, tuple(off * verify_s(rows, w) for w in widths))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_crowd_of_eight_parks_where_its_verify_is_dear_and_a_pair_goes_on(known):
+    crowd = CrowdCap(MOST, curves(dear) if known else None)
+    for width, parks in ((8, True), (2, False)):
+        machine = Machine(dear, plain, accept=0.7, seed=width)
+        for _ in range(1200):
+            machine.round(crowd, width)
+        assert machine.of_plain(width) > 0.965
+        assert crowd.parked(width) == parks
+        share = sum(cap > 0 for cap in machine.caps[200:]) / 1000
+        assert share < 0.05 if parks else share > 0.8
+        assert machine.of_plain(width) > 0.9 * machine.best(width)
+
+
+def test_a_hopeless_crowd_with_curves_is_hardly_ever_tried():
+    crowd, machine = CrowdCap(MOST, curves(dear)), Machine(dear, plain, accept=0.3)
+    for _ in range(100):  # as long as a short benchmark
+        machine.round(crowd, 8)
+    assert machine.of_plain(8) > 0.97 and sum(cap > 0 for cap in machine.caps) <= 3
+
+
+@pytest.mark.parametrize("accept", [0.0, 0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("verify_s", [free, dear])
+@pytest.mark.parametrize("off", [None, 0.7, 1.0, 1.5])
+def test_it_comes_near_the_best_cap_and_never_costs_much(accept, verify_s, off):
+    for width in (2, 4, 8):
+        crowd = CrowdCap(MOST, None if off is None else curves(verify_s, off))
+        machine = Machine(verify_s, plain, accept, seed=width)
+        for _ in range(2000):
+            machine.round(crowd, width)
+        assert machine.of_plain(width) > 0.97
+        assert machine.of_plain(width) > (0.85 if off else 0.75) * machine.best(width)
 
 
 def test_a_change_is_noticed():
-    crowd = CrowdCap()
-    rates = {True: 40.0, False: 100.0}
-    drafted = []
+    crowd, machine = CrowdCap(MOST, curves(free)), Machine(free, plain, accept=0.0)
     for n in range(6000):
         if n == 2000:
-            rates = {True: 250.0, False: 100.0}
-        way = crowd.may_draft(8)
-        drafted.append(way)
-        crowd.observe(8, way, 10, 10 / rates[way])
-    assert sum(drafted[500:2000]) < 60 and sum(drafted[-1000:]) > 900
+            machine.accept = 0.9
+        machine.round(crowd, 4)
+    assert sum(c > 0 for c in machine.caps[500:2000]) < 150
+    assert sum(c > 0 for c in machine.caps[-1000:]) > 900
+    machine.accept = 0.0
+    for _ in range(1500):
+        machine.round(crowd, 4)
+    assert sum(c > 0 for c in machine.caps[-1000:]) < 150
+
+
+def test_a_machine_that_gets_slow_for_blocks_parks():
+    crowd, machine = CrowdCap(MOST, curves(free)), Machine(free, plain, accept=0.6)
+    for _ in range(500):
+        machine.round(crowd, 4)
+    assert not crowd.parked(4)
+    machine.verify_s = lambda width, block: 4 * free(width, block)
+    for _ in range(300):
+        machine.round(crowd, 4)
+    assert crowd.parked(4)
 
 
 def test_widths_are_apart_and_odd_figures_do_no_harm():
-    crowd = CrowdCap()
+    crowd, machine = CrowdCap(MOST), Machine(free, plain, accept=0.9)
     for _ in range(50):
-        crowd.observe(2, crowd.may_draft(2), 10, 0.1)
-        crowd.observe(3, crowd.may_draft(3), 0, 0.0)
-    assert crowd.may_draft(3) is True and not crowd.parked(3) and not crowd.parked(9)
+        machine.round(crowd, 2)
+        crowd.observe(3, crowd.cap(3), [], 0.0)
+    assert crowd.cap(3) == 0 and not crowd.parked(3) and not crowd.parked(9)
+    assert not crowd.parked(2)
+    assert CrowdCap(0).cap(4) == 0
 
 
 class Never:
@@ -58,11 +159,14 @@ class Never:
     def __init__(self):
         self.seen = []
 
-    def may_draft(self, width):
-        return False
+    def cap(self, width):
+        return 0
 
-    def observe(self, width, drafted, n_tokens, seconds):
-        self.seen.append((width, drafted, n_tokens))
+    def observe(self, width, cap, rounds, seconds):
+        self.seen.append((width, cap, seconds))
+
+    def saw(self, round_):
+        pass
 
 
 def test_a_parked_crowd_decodes_plainly_with_the_same_ids(folder):
@@ -88,4 +192,4 @@ def test_a_parked_crowd_decodes_plainly_with_the_same_ids(folder):
         rounds = generate(pair, prompts[i], max_tokens=40, sampling=samplings[i], cap=FixedCap(4))
         assert got[i] == [t for r in rounds for t in r.tokens]
     assert drafted[0] == drafted[1] == 0 and drafted[2] > 0  # its draws depend on its drafts
-    assert crowd.seen and all(width in (2, 3) and not way for width, way, _ in crowd.seen)
+    assert crowd.seen and all(w in (2, 3) and not cap and s > 0 for w, cap, s in crowd.seen)

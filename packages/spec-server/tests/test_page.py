@@ -64,6 +64,43 @@ def test_the_page_is_one_file_with_a_strict_policy(served):
     assert httpx.head(served.url).status_code == 200
 
 
+@pytest.fixture(scope="module")
+def locked(load_script):
+    with Server(load_script(SCRIPTS), Settings(port=0, api_key="s3crét")) as running:
+        yield running
+
+
+def test_the_page_asks_for_the_key_and_takes_it_as_a_password(locked):
+    for headers in ({}, {"authorization": "Basic !!"}, {"authorization": "Basic czNjcsOpdA=="}):
+        refused = httpx.get(locked.url, headers=headers)
+        assert refused.status_code == 401 and "s3cr" not in refused.text
+        assert refused.headers["www-authenticate"].startswith('Basic realm="spec"')
+    for wrong in ("", "s3cret", "s3crét "):
+        assert httpx.get(locked.url, auth=("me", wrong)).status_code == 401
+    assert "<title>" in httpx.get(locked.url, auth=("anybody", "s3crét")).text
+    api = httpx.get(f"{locked.url}/v1/models")
+    assert api.status_code == 401 and api.headers["www-authenticate"] == "Bearer"
+    assert httpx.get(f"{locked.url}/v1/models", auth=("", "s3crét")).status_code == 200
+    assert httpx.get(f"{locked.url}/?key=s3crét").status_code == 401
+    foreign = httpx.post(
+        f"{locked.url}/v1/completions", auth=("", "s3crét"), json={},
+        headers={"origin": "http://evil.example"},
+    )  # fmt: skip
+    assert foreign.status_code == 403  # a browser would send the password along
+
+
+@needs_chromium
+def test_a_browser_with_the_key_can_chat(browser, locked):
+    context = browser.new_context(http_credentials={"username": "me", "password": "s3crét"})
+    page = context.new_page()
+    page.goto(locked.url)
+    page.wait_for_selector("#about:has-text('script')")
+    page.fill("#prompt", "say:list;")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=plums")
+    context.close()
+
+
 @needs_chromium
 def test_a_chat_streams_coloured_tokens_and_figures(open_page, served):
     page = open_page()

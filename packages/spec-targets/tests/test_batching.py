@@ -8,6 +8,7 @@ import pytest
 from spec_core import FixedCap, Pair, Sampling, StateError, generate
 from spec_core.batch import Batch
 from spec_core.testing import ToyDrafter
+from spec_targets.families import FAMILIES
 from spec_targets.ragged import RaggedCache
 
 
@@ -239,3 +240,40 @@ def test_packed_rows_share_a_forward_too(make_target):
         ids, _, reason = summary(done[seed])
         want_ids, _, want_reason = alone(target, seed)
         assert (ids, reason) == (want_ids, want_reason), seed
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen3_5", "lfm2", "nemotron_h", "gemma3_text"])
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_forward_that_breaks_off_leaves_every_row_as_it_was(make_target, model_type, at):
+    target = make_target(model_type)
+
+    def joined_rows():
+        singles = []
+        for prompt in (prompt_of(9, 1), prompt_of(17, 2)):
+            cache = target.make_cache()
+            target.prefill(prompt, cache)
+            singles.append(cache)
+        return target.join(singles)
+
+    blocks = mx.array([prompt_of(4, 3), prompt_of(4, 4)], mx.int32)
+    batch, fresh = joined_rows(), joined_rows()
+    layer = FAMILIES[model_type].layers(target.model)[at]
+    kind = type(layer)
+
+    class Breaking(kind):
+        def __call__(self, *args, **kwargs):
+            super().__call__(*args, **kwargs)
+            raise RuntimeError("the layer broke")
+
+    for _ in range(3):
+        layer.__class__ = Breaking
+        with pytest.raises(RuntimeError, match="the layer broke"):
+            target.verify_rows(blocks, batch)
+        layer.__class__ = kind
+        assert not batch.is_open
+    for keep in ([2, 4], [4, 1]):
+        got = target.verify_rows(blocks, batch).logits
+        want = target.verify_rows(blocks, fresh).logits
+        assert mx.array_equal(got, want).item()
+        target.commit_rows(batch, keep)
+        target.commit_rows(fresh, keep)

@@ -1,10 +1,11 @@
 import random
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 
 from spec_core import StateError
-from spec_targets.snapshot import rebuilt
+from spec_targets.snapshot import rebuilt, rung_bytes
 
 
 def ids_of(n: int, seed: int) -> list[int]:
@@ -99,3 +100,42 @@ def test_packed_states_are_frozen_packed(make_target):
     for n in (30, 17):
         want = next_logits(target, prefilled(target, ids[:n]))
         assert mx.array_equal(next_logits(target, target.thaw(frozen, n)), want).item()
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5", "lfm2", "mamba2", "nemotron_h", "gemma3_text"])
+def test_a_state_goes_back_to_its_rungs(make_target, model_type):
+    target = make_target(model_type)
+    ids = ids_of(48, 2)
+    live, rungs = target.make_cache(), {}
+    for start in range(0, 48, 12):
+        target.prefill(ids[start : start + 12], live)
+        rungs[live.offset] = target.rung(live)
+    for token in (3, 9, 4):  # the live sequence goes on; rungs stay what they were
+        target.verify(mx.array([token], mx.int32), live)
+        target.commit(live, 1)
+    frozen = replace(target.freeze(live), rungs=rungs)
+    assert frozen.nbytes > target.freeze(live).nbytes
+    for n, at in ((47, 36), (36, 36), (13, 12), (30, 24)):
+        assert frozen.reach(n) >= at
+        cache = target.thaw(frozen, at)
+        assert cache.offset == at
+        want = next_logits(target, prefilled(target, ids[:at]))
+        assert mx.abs(next_logits(target, cache) - want).max().item() < 1e-4
+    assert frozen.reach(5) in (0, 5)
+    again = target.thaw(frozen, 24)
+    target.prefill(ids[24:40], again)
+    want = next_logits(target, prefilled(target, ids[:40]))
+    assert mx.abs(next_logits(target, again) - want).max().item() < 1e-4
+
+
+def test_rungs_are_for_what_cannot_go_back(make_target):
+    target = make_target("qwen3")
+    assert target.rung(prefilled(target, ids_of(9, 1))) is None
+    hybrid = make_target("qwen3_5")
+    cache = prefilled(hybrid, ids_of(9, 1))
+    rung = hybrid.rung(cache)
+    kinds = {None if entry is None else entry.kind for entry in rung}
+    assert kinds == {None, "state"} and rung_bytes(rung) > 0
+    hybrid.verify(mx.array([1, 2], mx.int32), cache)
+    with pytest.raises(StateError, match="rung"):
+        hybrid.rung(cache)

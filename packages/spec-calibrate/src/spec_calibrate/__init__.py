@@ -6,6 +6,7 @@ from spec_calibrate.curves import Curve, Curves, knee
 from spec_calibrate.expected import Choice, best_cap, expected_tokens, speedups
 from spec_calibrate.keys import Key, key_for, model_identity
 from spec_calibrate.measure import measure
+from spec_calibrate.rows import RowCurves, measure_rows
 from spec_calibrate.store import Store
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Curve",
     "Curves",
     "Key",
+    "RowCurves",
     "Store",
     "best_cap",
     "calibrate",
@@ -24,6 +26,7 @@ __all__ = [
     "knee",
     "load_or_measure",
     "measure",
+    "measure_rows",
     "model_identity",
     "speedups",
 ]

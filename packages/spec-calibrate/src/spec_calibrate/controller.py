@@ -113,6 +113,11 @@ class CapController:
 
     # -- the contract ----------------------------------------------------------------------------
 
+    @property
+    def most(self) -> int:
+        """The largest cap it may ask for."""
+        return self._max_draft
+
     def next(self) -> int:
         """The cap for the next round."""
         return self._decision.cap

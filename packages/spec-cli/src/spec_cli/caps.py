@@ -74,6 +74,14 @@ def calibration_of(
     return call(pair, key, store=store(), budget_s=BUDGET_S, notify=render.note)
 
 
+def row_costs(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Any:
+    """Costs of verifies that several sequences share; measured when first asked for."""
+    from spec_calibrate import RowCurves
+
+    most = 0 if pair.drafter is None else pair.drafter.max_draft
+    return RowCurves(pair.target, most + 1, key=key_of(opened, pair, options), store=store())
+
+
 def key_of(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Any:
     """What a calibration of this set-up is valid for."""
     from spec_calibrate import key_for

@@ -27,6 +27,31 @@ def accept_greedy(logits: mx.array, drafts: mx.array, dtype: mx.Dtype | None = N
     return Acceptance(n_accepted, mx.take(best, n_accepted), mx.take(ties, n_accepted))
 
 
+def accept_greedy_rows(logits: mx.array, drafts: mx.array, n_drafted: mx.array) -> Acceptance:
+    """`accept_greedy` for several sequences at once.
+
+    Args:
+        logits: Target logits, shape (B, K + 1, V), in the type that the target computed them in.
+        drafts: Shape (B, K), int32, padded behind each row's own.
+        n_drafted: Shape (B,), int32: drafts of each row.
+
+    Returns:
+        Arrays of shape (B,).
+    """
+    n_rows, width, vocab_size = logits.shape
+    best = mx.argmax(logits, axis=-1).astype(mx.int32)  # (B, K + 1), ties: the lowest id
+    tied = near_tie(logits.reshape(-1, vocab_size), best.reshape(-1)).reshape(n_rows, width)
+    if width == 1:
+        none = mx.zeros((n_rows,), mx.int32)
+        return Acceptance(none, best[:, 0], tied[:, 0].astype(mx.int32))
+    kept = (best[:, :-1] == drafts) & (mx.arange(width - 1) < n_drafted[:, None])
+    n_accepted = mx.cumprod(kept.astype(mx.int32), axis=-1).sum(axis=-1).astype(mx.int32)
+    ties = mx.cumsum(tied.astype(mx.int32), axis=-1)
+    at = n_accepted[:, None]
+    token, n_ties = (mx.take_along_axis(a, at, axis=-1)[:, 0] for a in (best, ties))
+    return Acceptance(n_accepted, token, n_ties)
+
+
 def accept_residual(
     target_probs: mx.array, drafts: mx.array, draft_probs: mx.array | None, key: mx.array
 ) -> Acceptance:

@@ -19,6 +19,11 @@ class FixedCap:
         if self.n < 0:
             raise ValueError(f"[cap] The cap must be >= 0, got {self.n}.")
 
+    @property
+    def most(self) -> int:
+        """The fixed cap."""
+        return self.n
+
     def next(self) -> int:
         """The fixed cap."""
         return self.n

@@ -25,7 +25,7 @@ from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_r
 from spec_core.types import Acceptance, Draft, FinishReason, Round, RoundKind, TargetOutput
 
 NO_DRAFTS = Draft(mx.array([], mx.int32), source="target")  # data, so any thread may read it
-_HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts, then their confidence
+HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts, then their confidence
 
 
 def generate(
@@ -77,13 +77,19 @@ def generate(
 
 
 @dataclass(slots=True)
-class Step:
-    """A target forward whose outcome has not been read yet."""
+class Forwarded:
+    """A draft and what the target made of it; what is needed once the outcome is read."""
 
     draft: Draft
     output: TargetOutput
+
+
+@dataclass(slots=True)
+class Step(Forwarded):
+    """A target forward whose outcome has not been read yet."""
+
     outcome: Acceptance
-    packed: mx.array  # (_HEADER + K,) int32, or (_HEADER + 2K,) with confidence
+    packed: mx.array  # (HEADER + K,) int32, or (HEADER + 2K,) with confidence
 
 
 @dataclass(slots=True)
@@ -99,6 +105,16 @@ class Outcome:
     confidence: tuple[float, ...] | None = None
 
 
+def n_bad_rows(logits: mx.array, n_accepted: mx.array) -> mx.array:
+    """Used rows without a distribution: logits (B, T, V), counts (B,) -> (B,) int32.
+
+    A row without NaN whose best logit is finite has one; -inf masks a token.
+    """
+    sound = mx.isfinite(logits.max(axis=-1)) & ~mx.isnan(logits).any(axis=-1)
+    n_bad = mx.cumsum((~sound).astype(mx.int32), axis=-1)
+    return mx.take_along_axis(n_bad, n_accepted[:, None], axis=-1)[:, 0]
+
+
 class Run:
     """One generation: the mutable state between rounds."""
 
@@ -109,6 +125,7 @@ class Run:
         cache: Cache | None,
         with_logits: bool,
         guide: Guide | None = None,
+        on_prompt_logits: Callable[[int, mx.array], None] | None = None,
     ) -> None:
         self.request = request
         self.target = request.pair.target
@@ -125,6 +142,7 @@ class Run:
             self.drafter.reset()
         self.with_logits = with_logits
         self.guide = guide
+        self.on_prompt_logits = on_prompt_logits
         self.may_pipeline = guide is None or guide.fixed
         self.pipelined = self.may_pipeline
         self.in_flight = False  # a plain step has been enqueued ahead of the round handed out
@@ -182,7 +200,7 @@ class Run:
         while True:
             end = min((start // size + 1) * size, len(prompt))
             chunk = prompt[start:end]
-            output = self.target.prefill(chunk, self.cache, taps=self.taps)
+            output = self.forward_prompt(chunk)
             if self.drafter is not None:
                 self.drafter.observe(chunk, output)
             if end == len(prompt):
@@ -190,6 +208,16 @@ class Run:
             yield None
             start = end
         yield self.finish(self.decide(NO_DRAFTS, output), "prefill")
+
+    def forward_prompt(self, chunk: list[int]) -> TargetOutput:
+        """One chunk of the prompt; logits of its last row, and of all rows to whoever asked."""
+        if self.on_prompt_logits is None:
+            return self.target.prefill(chunk, self.cache, taps=self.taps)
+        start = self.cache.offset
+        output = self.target.verify(mx.array(chunk, mx.int32), self.cache, taps=self.taps)
+        self.on_prompt_logits(start, output.logits)
+        self.target.commit(self.cache, len(chunk))
+        return TargetOutput(output.logits[-1:], output.taps)
 
     def one_round(self, cap: int) -> Iterator[Round]:
         """Draft, verify, accept, commit. Without a draft this is a plain step."""
@@ -280,11 +308,8 @@ class Run:
             # Known before the read, so that pipelined steps see it; blocks add theirs in finish().
             counts = self.seen.answer.at[outcome.next_token].add(1.0)
             self.seen = Seen(self.seen.prompt, counts)
-        # A row without NaN whose best logit is finite has a distribution; -inf masks a token.
-        sound = mx.isfinite(logits.max(axis=-1)) & ~mx.isnan(logits).any(axis=-1)
-        n_bad = mx.cumsum((~sound).astype(mx.int32))
         header = [outcome.n_accepted, outcome.next_token, outcome.near_ties]
-        header.append(mx.take(n_bad, outcome.n_accepted))
+        header.append(n_bad_rows(logits[None], outcome.n_accepted[None])[0])
         parts = [mx.stack(header), draft.tokens.astype(mx.int32)]
         if draft.confidence is not None:
             parts.append(floats_as_ints(draft.confidence))
@@ -299,22 +324,22 @@ class Run:
             self.target.commit(self.cache, len(outcome.tokens))
         return self.record(step, outcome, kind, cap)
 
-    def choose(self, step: Step, values: list[int]) -> Outcome:
+    def choose(self, step: Forwarded, values: list[int]) -> Outcome:
         """What the packed values say, cut at a stop."""
-        n_accepted, next_token, near_ties, n_bad = values[:_HEADER]
+        n_accepted, next_token, near_ties, n_bad = values[:HEADER]
         if n_bad:
             raise NumericsError(
                 "[generate] The target's logits must be numbers, got NaN or infinity. The "
                 "weights, the compute type or a penalty overflow; no token was taken from them."
             )
         n_drafted, confidence = step.draft.n_drafted, None
-        drafts = values[_HEADER : _HEADER + n_drafted]
+        drafts = values[HEADER : HEADER + n_drafted]
         if step.draft.confidence is not None:
-            confidence = ints_as_floats(values[_HEADER + n_drafted :])
+            confidence = ints_as_floats(values[HEADER + n_drafted :])
         tokens, text, reason = self.cut([*drafts[:n_accepted], next_token])
         return Outcome(tokens, text, reason, drafts, n_accepted, near_ties, confidence)
 
-    def record(self, step: Step, outcome: Outcome, kind: RoundKind, cap: int = 0) -> Round:
+    def record(self, step: Forwarded, outcome: Outcome, kind: RoundKind, cap: int = 0) -> Round:
         """After the commit: let the drafter observe, count, and make the round."""
         tokens, drafts = outcome.tokens, outcome.drafts
         n_keep = len(tokens)
@@ -345,7 +370,7 @@ class Run:
             confidence=outcome.confidence,
         )
 
-    def observe(self, step: Step, block: list[int], n_keep: int) -> None:
+    def observe(self, step: Forwarded, block: list[int], n_keep: int) -> None:
         """Show the drafter the rows that were kept."""
         if self.drafter is None:
             return

@@ -189,6 +189,16 @@ class Cap(Protocol):
         ...
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """A cap that says how far it would ever go; in a crowd, that alone counts of it."""
+
+    @property
+    def most(self) -> int:
+        """The largest cap it may ask for."""
+        ...
+
+
 class Tokenizer(Protocol):
     """What the loop needs to turn a prompt into ids and ids into text."""
 

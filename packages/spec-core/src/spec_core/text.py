@@ -6,6 +6,7 @@ it can no longer change or turn into a stop string.
 
 from collections.abc import Callable, Sequence
 
+_MOST_CONTEXT = 8  # ids decoded again with each new one
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -38,6 +39,7 @@ class TextStream:
         self._ids = list(prompt_tail)
         self._start = 0  # decode from here: enough context to render the newest tokens
         self._read = len(self._ids)  # text of the ids before this one has been taken
+        self._known: str | None = None  # that text, from _start on, where it is at hand
         self._held: str = ""
         self.stopped = False
         self.stopped_by: str | None = None  # the stop string that ended the text
@@ -57,13 +59,18 @@ class TextStream:
         return text if self.stopped else text + held
 
     def _new_text(self, *, final: bool = False) -> str:
-        before = self._decode(self._ids[self._start : self._read])
+        if self._known is None:
+            self._known = self._decode(self._ids[self._start : self._read])
+        before = self._known
         now = self._decode(self._ids[self._start :])
         # A run of bytes that form no character is held too: its end may still become one.
         partial = now.endswith(_PARTIAL) and not final
         if len(now) <= len(before) or partial:
             return ""
-        self._start, self._read = self._read, len(self._ids)
+        self._known = now
+        if len(self._ids) - self._start > _MOST_CONTEXT:
+            self._start, self._known = self._read, None
+        self._read = len(self._ids)
         return now[len(before) :]
 
     def _release(self, text: str) -> str:

@@ -44,11 +44,13 @@ class Marks:
         call: Start and end of a tool call; the end may be empty (up to the answer's end). None when
             no tools were offered, or for a model without.
         in_reasoning: The prompt already opened the reasoning.
+        bare: Calls have no marks: an answer that is one JSON object may be a call.
     """
 
     think: tuple[str, str] | None = None
     call: tuple[str, str] | None = None
     in_reasoning: bool = False
+    bare: bool = False
 
 
 class Splitter:
@@ -64,7 +66,7 @@ class Splitter:
         self, marks: Marks, parse: ParseCall | None = None, parse_bare: ParseCall | None = None
     ) -> None:
         self._think, self._call = marks.think, marks.call if parse is not None else None
-        self._parse, self._parse_bare = parse, parse_bare if self._call else None
+        self._parse, self._parse_bare = parse, parse_bare if self._call or marks.bare else None
         self._state: Literal["start", "reasoning", "text", "call", "bare"] = "start"
         if marks.in_reasoning and self._think:
             self._state = "reasoning"

@@ -1,82 +1,233 @@
-"""Whether drafting pays while several requests are decoded together: measured, per batch width.
+"""How much to draft while several requests are decoded together, per batch width.
 
-A wide verify of many rows costs more than the one-row curves say, so nothing is predicted here:
-tokens per second of whole rounds with and without drafts are averaged for each width, the better
-way is used, and the other one is tried again now and then, ever more seldom while it keeps losing.
-Knows nothing about models or requests.
+A wide verify of many rows costs more than one-row curves say, and the drafters take their turns. So
+each width has its own costs: curves measured for it where there are any, corrected by the wall time
+of every round that really ran. With the share of drafts accepted at each position, pooled over all
+rows, that gives tokens per second for each cap; plain decoding, pipelined, has its own measured
+rate. The best is used. What might turn out better is tried, from an allowance that is a small share
+of the time spent, so drafting that never pays costs about that share. Knows nothing about models.
 """
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-_LEAST = 4  # rounds of each way before the two are compared
-_TRIAL = 3  # rounds of a later trial
-_FIRST_WAIT, _LONGEST_WAIT = 48, 1536  # rounds between trials
-_PACE = 0.2  # how fast an average follows
+from spec_calibrate import Curve
+from spec_core import Round
+
+Costs = Callable[[int], Curve | None]
+"""Seconds of a verify by block width, for a number of rows; None where unknown."""
+
+_PLAIN_FIRST = 3  # plain rounds of a width before anything is tried
+_MARGIN = 1.02  # drafting must promise this much over plain decoding
+_PROMISE = 1.03  # a trial must promise this much over the best
+_ALLOWANCE = 0.01  # share of the time that trials may cost
+_SAVED_ROUNDS = 4.0  # the allowance is saved up to the price of so many plain rounds
+_SAVED_AT_FIRST = 2.0
+_PLAIN_AFTER, _PLAIN_AFTER_MOST = 48, 768  # drafted rounds before plain ones are measured again
+_PLAIN_TRIAL = 3
+_PACE, _MOST = 0.15, 12.0  # averages follow at this pace, and count for so many rounds
+_FADE = 0.5 ** (1 / 400)  # of what is known about acceptance, per row and round
+_PRIOR, _PRIOR_RATE = 4.0, 0.6  # trials that the assumed acceptance counts for
+_HOPE = 1.3  # standard deviations of optimism about acceptance
+_COST_HOPE = 0.08  # optimism about the cost of a block not seen yet
+_REVIEW = 4  # rounds between two decisions
+_SLOPE = 0.2  # share of a plain step that a position is taken to cost until one has been seen
+_STRAY = math.log(1.5)  # one round moves an average as if it were at most this far off
 
 
 @dataclass(slots=True)
-class _Way:
-    """Tokens per second of one way to decode, as an average that forgets."""
+class _Ratio:
+    """A logarithm that is averaged and forgets; one stray value moves it little."""
 
-    rate: float = 0.0
-    n: int = 0
+    mean: float = 0.0
+    weight: float = 0.0
 
-    def add(self, rate: float) -> None:
-        self.n += 1
-        pace = max(1.0 / self.n, _PACE)
-        self.rate += pace * (rate - self.rate)
+    def add(self, value: float) -> None:
+        off = value - self.mean if self.weight else 0.0
+        if not self.weight:
+            self.mean = value
+        self.weight = min(self.weight + 1.0, _MOST)
+        pace = max(1.0 / self.weight, _PACE)
+        self.mean += pace * max(-_STRAY, min(_STRAY, off))
+
+
+class _Accepted:
+    """How often the drafts at position 1, 2, .. are made and accepted, all before them too."""
+
+    def __init__(self) -> None:
+        self._cells: list[list[float]] = []  # per position: successes, trials
+
+    def add(self, round_: Round) -> None:
+        while len(self._cells) < round_.cap:
+            self._cells.append([0.0, 0.0])
+        for i, cell in enumerate(self._cells):
+            cell[0] *= _FADE
+            cell[1] *= _FADE
+            if i < round_.cap:
+                cell[0] += i < round_.n_accepted
+                cell[1] += 1.0
+
+    def tokens(self, most: int, hope: float = 0.0) -> list[float]:
+        """Expected tokens of a row's round for caps 0..most."""
+        totals, before = [1.0], 1.0
+        for i in range(most):
+            cell = self._cells[i] if i < len(self._cells) else (0.0, 0.0)
+            weight = cell[1] + _PRIOR
+            share = (cell[0] + _PRIOR * _PRIOR_RATE * before) / weight
+            if hope:
+                share += hope * math.sqrt(max(share * (1 - share), 0.02) / weight)
+            before = min(share, before)
+            totals.append(totals[-1] + before)
+        return totals
 
 
 @dataclass(slots=True)
 class _Width:
-    """What is known about one batch width."""
+    """What is known about one number of rows."""
 
-    plain: _Way = field(default_factory=_Way)
-    drafted: _Way = field(default_factory=_Way)
-    wait: int = _FIRST_WAIT
-    left: int = _FIRST_WAIT  # rounds until the next trial
-    trial: int = 0  # rounds left of a trial
+    curve: Curve | None
+    plain: _Ratio = field(default_factory=_Ratio)  # logarithm of seconds per token and row
+    drift: _Ratio = field(default_factory=_Ratio)  # seen over predicted, whatever the block
+    blocks: dict[int, _Ratio] = field(default_factory=dict)  # the same by widest block asked for
+    n_plain: int = 0
+    saved_s: float = 0.0
+    since_plain: int = 0
+    since_review: int = 0
+    plain_after: int = _PLAIN_AFTER
+    plain_trial: int = 0
+    best: int = 0
+    token_s: float = 0.0  # per row, of the best way
+
+    def plain_s(self) -> float:
+        """Seconds per token and row of plain decoding."""
+        return math.exp(self.plain.mean)
+
+    def block_s(self, width: int, hope: float = 0.0) -> float:
+        """Seconds of a round that asks for blocks of `width` positions; some come out shorter."""
+        base = self.curve(width) if self.curve is not None else self.plain_s()
+        mean = self.drift.mean if self.curve is not None else self._without_curve(width)
+        own, seen = self.blocks.get(width), 0.0
+        if own is not None:
+            seen = own.weight
+            mean += (own.mean - mean) * seen / (seen + 1.0)
+        return base * math.exp(mean - hope / (1.0 + seen))
+
+    def learn_block(self, width: int, seconds: float) -> None:
+        """A drafted round ran."""
+        base = self.curve(width) if self.curve is not None else self.plain_s()
+        ratio = math.log(seconds / base)
+        self.blocks.setdefault(width, _Ratio()).add(ratio)
+        self.drift.add(ratio)
+
+    def _without_curve(self, width: int) -> float:
+        """What blocks cost against a plain step, from the nearest one seen: each position alike."""
+        near = min(self.blocks, key=lambda w: abs(w - width), default=None)
+        if near is None:
+            return math.log1p(_SLOPE * (width - 1))
+        slope = max(0.0, math.expm1(self.blocks[near].mean)) / (near - 1)
+        return math.log1p(slope * (width - 1))
 
 
 class CrowdCap:
-    """Decides, round by round, whether rows that share a forward may draft."""
+    """Decides, round by round, how many drafts rows that share a forward may hold.
 
-    def __init__(self) -> None:
+    Args:
+        most: Largest cap.
+        costs: Measured costs by batch width; rounds alone teach without.
+    """
+
+    def __init__(self, most: int = 8, costs: Costs | None = None) -> None:
+        self._most = most
+        self._costs = costs
         self._widths: dict[int, _Width] = {}
+        self._accepted = _Accepted()
 
-    def may_draft(self, width: int) -> bool:
-        """Whether the round that begins now may hold drafts."""
-        known = self._widths.setdefault(width, _Width())
-        if known.drafted.n < _LEAST:
-            return True
-        if known.plain.n < _LEAST:
-            return False
-        better = known.drafted.rate > known.plain.rate
-        return better != (known.trial > 0)
+    def cap(self, width: int) -> int:
+        """Most drafts of each row in the round that begins now; 0 parks."""
+        if self._most < 1:
+            return 0
+        known = self._known(width)
+        if known.n_plain < _PLAIN_FIRST or known.plain_trial:
+            return 0
+        known.since_review += 1
+        if known.token_s and known.since_review < _REVIEW:
+            return known.best
+        known.since_review = 0
+        return self._decide(known)
 
-    def observe(self, width: int, drafted: bool, n_tokens: int, seconds: float) -> None:
+    def observe(self, width: int, cap: int, rounds: Sequence[Round], seconds: float) -> None:
         """Learn from a finished round of all rows."""
-        known = self._widths.setdefault(width, _Width())
-        if seconds <= 0:
+        n_tokens = sum(len(round_.tokens) for round_ in rounds)
+        if seconds <= 0 or not n_tokens:
             return
-        was_better = known.drafted.rate > known.plain.rate
-        (known.drafted if drafted else known.plain).add(n_tokens / seconds)
-        if min(known.drafted.n, known.plain.n) < _LEAST:
-            return
-        if known.trial:
-            known.trial -= 1
-            if known.trial == 0:
-                changed = (known.drafted.rate > known.plain.rate) != was_better
-                known.wait = _FIRST_WAIT if changed else min(2 * known.wait, _LONGEST_WAIT)
-                known.left = known.wait
-            return
-        known.left -= 1
-        if known.left <= 0:
-            known.trial = _TRIAL
+        known = self._known(width)
+        saved_s = known.saved_s + _ALLOWANCE * seconds
+        if cap != known.best and known.token_s:  # a trial: what it lost is paid for
+            saved_s += min(0.0, n_tokens / width * known.token_s - seconds)
+        if cap == 0:
+            known.plain.add(math.log(seconds * width / n_tokens))
+            known.n_plain += 1
+            known.since_plain = 0
+            known.plain_trial = max(0, known.plain_trial - 1)
+            if known.n_plain == _PLAIN_FIRST:
+                saved_s = _SAVED_AT_FIRST * known.plain_s()
+        else:
+            known.learn_block(1 + cap, seconds)
+            known.since_plain += 1
+            for round_ in rounds:
+                self._accepted.add(round_)
+        plain_s = known.plain_s() if known.n_plain else seconds
+        known.saved_s = max(-_SAVED_ROUNDS * plain_s, min(_SAVED_ROUNDS * plain_s, saved_s))
+
+    def saw(self, round_: Round) -> None:
+        """Learn about acceptance from the round of a row on its own."""
+        if round_.cap > 0:
+            self._accepted.add(round_)
 
     def parked(self, width: int) -> bool:
         """True when drafting is known not to pay at this width."""
         known = self._widths.get(width)
-        if known is None or min(known.drafted.n, known.plain.n) < _LEAST:
+        return known is not None and known.n_plain >= _PLAIN_FIRST and known.best == 0
+
+    def _known(self, width: int) -> _Width:
+        known = self._widths.get(width)
+        if known is None:
+            curve = self._costs(width) if self._costs is not None and self._most else None
+            known = self._widths[width] = _Width(curve)
+        return known
+
+    def _decide(self, known: _Width) -> int:
+        likely = self._seconds(known)
+        best = min(range(len(likely)), key=likely.__getitem__)
+        if likely[best] * _MARGIN > likely[0]:
+            best = 0
+        known.best, known.token_s = best, likely[best]
+        if best and self._plain_is_due(known, likely[0] / likely[best]):
+            return 0
+        if known.saved_s <= 0:
+            return best
+        hopeful = self._seconds(known, hope=True)
+        others = [k for k in range(1, len(likely)) if k != best]
+        trial = min(others, key=hopeful.__getitem__, default=best)
+        if trial == best or hopeful[trial] * _PROMISE > likely[best]:
+            return best
+        # Such a round brings some tokens; the best way needs less time for them.
+        seconds = known.block_s(1 + trial)
+        loss_s = seconds * (1.0 - likely[best] / likely[trial])
+        return trial if loss_s <= known.saved_s else best
+
+    def _seconds(self, known: _Width, *, hope: bool = False) -> list[float]:
+        """Seconds per token and row by cap."""
+        tokens = self._accepted.tokens(self._most, _HOPE if hope else 0.0)
+        off = _COST_HOPE if hope else 0.0
+        costs = [known.block_s(1 + k, off) / tokens[k] for k in range(1, self._most + 1)]
+        return [known.plain_s(), *costs]
+
+    def _plain_is_due(self, known: _Width, speedup: float) -> bool:
+        """True when drafting should be held against plain rounds again."""
+        if known.since_plain < known.plain_after * max(1.0, (speedup - 1.0) / 0.25):
             return False
-        return known.plain.rate >= known.drafted.rate
+        known.plain_trial = _PLAIN_TRIAL
+        known.plain_after = min(2 * known.plain_after, _PLAIN_AFTER_MOST)
+        return True

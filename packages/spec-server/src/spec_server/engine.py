@@ -4,6 +4,7 @@ Everything that touches MLX happens on this one thread. A job that fails is told
 error outside any job drops all running ones and starts a fresh batch. Knows nothing about HTTP.
 """
 
+import gc
 import logging
 import queue
 import threading
@@ -14,6 +15,7 @@ from typing import Literal
 
 import mlx.core as mx
 
+from spec_calibrate import RowCurves
 from spec_core import NumericsError, Round, SpecError
 from spec_core.batch import Batch
 from spec_core.lending import Lender
@@ -22,7 +24,7 @@ from spec_server.disk import DiskTier, open_disk_tier
 from spec_server.errors import PromptTooLong, Refusal
 from spec_server.jobs import Ask, End, Event, Failure, Job, Progress, Served
 from spec_server.metrics import Metrics
-from spec_server.prefix import PrefixCache
+from spec_server.prefix import RUNG_SHARE, PrefixCache
 from spec_server.running import Generation, Machinery
 from spec_server.settings import Settings
 from spec_targets.snapshot import rebuilt
@@ -53,7 +55,7 @@ class Engine:
         self.batch_refusal: str | None = None
         self.machinery: Machinery | None = None
         self.prefix: PrefixCache | None = None
-        self.crowd = CrowdCap()
+        self.crowd = CrowdCap(0)
         self._arrived: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._waiting: deque[Job] = deque()
         self._running: list[Generation] = []
@@ -82,6 +84,9 @@ class Engine:
         self._arrived.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        if not self._thread.is_alive():  # weights that outlive the interpreter's end make it abort
+            self._batch = self.machinery = self.prefix = self.served = None
+            gc.collect()
 
     @property
     def alive(self) -> bool:
@@ -178,6 +183,7 @@ class Engine:
         )
         self.metrics.cache_budget.set(self.settings.prefix_bytes)
         self._lender = Lender(served.pair.drafter) if served.pair.drafter is not None else None
+        self.crowd = _crowd_of(served)
         self._batch = self._new_batch()
         self.batch_refusal = self._batch.refusal
         self._kv_per_token = _kv_per_token(served)
@@ -261,14 +267,17 @@ class Engine:
         assert self._batch is not None and self.machinery is not None and self.prefix is not None
         try:
             drafter = self._lender.lend() if self._lender is not None else None
-            hit = self.prefix.fetch(job.ask.prompt, drafter)
+            # A prompt that is scored is forwarded whole, so its figures never depend on the cache.
+            score = job.ask.score_prompt
+            hit = None if score else self.prefix.fetch(job.ask.prompt, drafter)
             if hit is not None:
                 self.metrics.cache_hits.labels(hit.tier).inc()
                 job.sink(Progress(hit.n_tokens, len(job.ask.prompt)))
             else:
                 self.metrics.cache_misses.inc()
+            rung_bytes = self.prefix.budget // RUNG_SHARE if self.prefix.enabled else 0
             generation = self.machinery.begin(
-                job, self._batch, drafter, hit, self.settings.prefill_chunk
+                job, self._batch, drafter, hit, self.settings.prefill_chunk, rung_bytes
             )
             self._running.append(generation)
         except Exception as error:
@@ -338,6 +347,15 @@ class Engine:
         with self._lock:
             self._n_waiting += change
         self.metrics.queue.set(self._n_waiting)
+
+
+def _crowd_of(served: Served) -> CrowdCap:
+    """What decides about drafting in shared rounds, with costs measured when a width comes up."""
+    drafter = served.pair.drafter
+    if drafter is None:
+        return CrowdCap(0)
+    most = drafter.max_draft
+    return CrowdCap(most, served.row_costs or RowCurves(served.pair.target, most + 1))
 
 
 def _kv_per_token(served: Served) -> float:

@@ -3,9 +3,11 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 
@@ -14,6 +16,39 @@ from spec_server.errors import Refusal
 from spec_server.jobs import Ask, End, Event, Failure, Job
 
 _WATCH_S = 1.0  # how often a silent engine is looked at
+
+
+class _Mailbox:
+    """Carries events from the engine thread to one event loop.
+
+    A wake-up costs more than a token's share of a round, so one serves all events that are there
+    by the time the loop has woken up.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._items: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._awake = False  # the loop has been told and has not looked yet
+
+    def put(self, take: Callable[[Any], None], item: Any, *, wake: bool) -> None:
+        """Have `take(item)` called on the loop; from any thread, in order."""
+        self._items.append((take, item))
+        if wake and not self._awake:
+            self._awake = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop is closed: each sender is to hear of it
+                self._awake = False
+                raise
+
+    def _deliver(self) -> None:
+        self._awake = False  # first, so that nothing that comes now is left lying
+        while self._items:
+            take, item = self._items.popleft()
+            take(item)
+
+
+_mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = WeakKeyDictionary()
 
 
 class ClientGone(Exception):
@@ -45,19 +80,24 @@ class Exchange:
         engine: Who generates.
         asks: One per answer.
         request: To notice when its client leaves.
+        stream: Whether each event is wanted at once; else only the last one wakes anybody.
 
     Raises:
         Refusal: one of them was not taken; then none is.
     """
 
-    def __init__(self, engine: Engine, asks: Sequence[Ask], request: Request) -> None:
+    def __init__(
+        self, engine: Engine, asks: Sequence[Ask], request: Request, *, stream: bool
+    ) -> None:
         self.id = uuid.uuid4().hex
         self.created = int(time.time())
         self.asks = tuple(asks)
         self._engine = engine
         self._request = request
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        self._mailbox = _mailboxes.setdefault(loop, _Mailbox(loop))
+        self._stream = stream
         self._jobs: list[Job] = []
         try:
             for i, ask in enumerate(asks):
@@ -126,7 +166,8 @@ class Exchange:
 
     def _arrive(self, index: int, event: Event) -> None:
         """Called on the engine thread."""
-        self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+        wake = self._stream or isinstance(event, End | Failure)
+        self._mailbox.put(self._events.put_nowait, (index, event), wake=wake)
 
 
 async def _disconnected(request: Request) -> None:

@@ -1,5 +1,11 @@
-"""What a request must pass before any route sees it: host, origin, key, size. Plain ASGI."""
+"""What a request must pass before any route sees it: host, origin, key, size. Plain ASGI.
 
+Clients give the key as a bearer token or x-api-key. A browser that opens the page is asked for it
+by HTTP Basic, any name and the key as password, and sends it along with what the page asks for.
+"""
+
+import base64
+import binascii
 import hmac
 import ipaddress
 import json
@@ -74,7 +80,8 @@ class Gate:
         preflight = scope["method"] == "OPTIONS" and bool(self._settings.cors_origins)
         if scope["path"] not in _OPEN and not preflight and not self._has_key(headers):
             return Refusal(
-                "[key] The API key must be given as a bearer token or x-api-key, and match.",
+                "[key] The API key must be given as a bearer token, x-api-key or the password of "
+                "HTTP Basic, and match.",
                 status=401,
                 code="invalid_api_key",
             )
@@ -107,7 +114,17 @@ class Gate:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             given = token.strip()
+        elif scheme.lower() == "basic":
+            given = _password(token.strip())
         return hmac.compare_digest(given.encode(), key.encode())
+
+
+def _password(token: str) -> str:
+    """The password of HTTP Basic; empty where there is none."""
+    try:
+        return base64.b64decode(token, validate=True).decode().partition(":")[2]
+    except (binascii.Error, ValueError):
+        return ""
 
 
 def too_large(settings: Settings) -> Refusal:
@@ -153,5 +170,8 @@ async def _answer(refusal: Refusal, path: str, send: Send) -> None:
         (b"content-length", str(len(body)).encode()),
         (b"connection", b"close"),
     ]
+    if refusal.status == 401:  # only the page makes a browser ask
+        asks = b'Basic realm="spec", charset="UTF-8"' if path == "/" else b"Bearer"
+        headers.append((b"www-authenticate", asks))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

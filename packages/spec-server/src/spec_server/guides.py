@@ -1,4 +1,6 @@
-"""Structured output and token biases as guides of the loop. The grammar engine is llguidance.
+"""Structured output, reasoning budgets and token biases as guides of the loop.
+
+The grammar engine is llguidance.
 
 A guide walks the drafts of a block on the host, so each row of a verify is masked by what the
 grammar allows after the drafts before it: speculation and grammar together stay lossless.
@@ -6,6 +8,8 @@ grammar allows after the drafts before it: speculation and grammar together stay
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import llguidance
@@ -15,6 +19,7 @@ import numpy as np
 
 from spec_core import SpecError
 from spec_core.guide import Guide, TokenBias
+from spec_server.jobs import Ask, Budget
 
 ANY_OBJECT = {"type": "object"}
 
@@ -115,33 +120,114 @@ class GrammarGuide:
         return row
 
 
-class BothGuides:
-    """A grammar and a fixed bias together."""
+class BudgetGuide:
+    """Ends the reasoning once it has taken its tokens, by leaving no other choice than its mark.
+
+    Everything else is drawn as without it.
+
+    Args:
+        budget: How much reasoning, and how the model marks it.
+        vocab_size: V of the target.
+    """
 
     fixed = False
 
-    def __init__(self, grammar: GrammarGuide, bias: TokenBias) -> None:
-        self._grammar, self._bias = grammar, bias
+    def __init__(self, budget: Budget, vocab_size: int) -> None:
+        self._budget = budget
+        self._vocab_size = vocab_size
+        self._place = _Place(budget.begun)
 
     def bias(self, drafts: Sequence[int]) -> mx.array:
-        """The sum of both."""
-        return self._grammar.bias(drafts) + self._bias.bias(drafts)
+        """-inf for all but the mark's next token where the reasoning must end: (K + 1, V)."""
+        place, rows = replace(self._place), []
+        for token in [*drafts, -1]:
+            forced = place.forced(self._budget)
+            rows.append(self._free if forced is None else self._only(forced))
+            if forced is not None and token != forced:
+                place.over = True  # rejected here, so later rows are never used
+            place.push(token, self._budget)
+        return mx.stack(rows)
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Follow the grammar."""
-        self._grammar.advance(tokens)
+        """Follow the reasoning."""
+        for token in tokens:
+            self._place.push(token, self._budget)
+
+    @cached_property
+    def _free(self) -> mx.array:
+        return mx.zeros((self._vocab_size,))
+
+    def _only(self, token: int) -> mx.array:
+        return mx.where(mx.arange(self._vocab_size) == token, 0.0, -mx.inf)
 
 
-def make_guide(
-    grammars: Grammars | None,
-    grammar: str | None,
-    biases: Sequence[tuple[int, float]],
-    vocab_size: int,
-    after: Sequence[int] = (),
-) -> Guide | None:
+@dataclass(slots=True)
+class _Place:
+    """Where an answer is in its reasoning."""
+
+    inside: bool
+    over: bool = False
+    n_tokens: int = 0  # of the reasoning, its marks left out
+    tail: tuple[int, ...] = ()  # newest tokens, at most a mark's length
+    n_closed: int = 0  # tokens of the closing mark that were forced
+
+    def forced(self, budget: Budget) -> int | None:
+        """The token that must come next, or None."""
+        if self.over or not self.inside or self.n_tokens < budget.tokens:
+            return None
+        return budget.end[self.n_closed]
+
+    def push(self, token: int, budget: Budget) -> None:
+        """Take in a token."""
+        if self.over:
+            return
+        forced = self.forced(budget)
+        if not self.inside:
+            self.tail = (*self.tail, token)
+            self.inside = self.tail == budget.start
+            self.over = not self.inside and self.tail != budget.start[: len(self.tail)]
+            self.tail = () if self.inside else self.tail
+            return
+        if forced is not None:
+            self.n_closed += 1
+            self.over = self.n_closed == len(budget.end)
+            return
+        self.n_tokens += 1
+        self.tail = (*self.tail, token)[-len(budget.end) :]
+        self.over = self.tail == budget.end
+
+
+class AllGuides:
+    """Several guides together.
+
+    Args:
+        guides: At least one.
+    """
+
+    def __init__(self, guides: Sequence[Guide]) -> None:
+        self._guides = tuple(guides)
+        self.fixed = all(guide.fixed for guide in guides)
+
+    def bias(self, drafts: Sequence[int]) -> mx.array:
+        """The sum of all."""
+        total = self._guides[0].bias(drafts)
+        for guide in self._guides[1:]:
+            total = total + guide.bias(drafts)
+        return total
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Let each follow."""
+        for guide in self._guides:
+            guide.advance(tokens)
+
+
+def make_guide(grammars: Grammars | None, ask: Ask, vocab_size: int) -> Guide | None:
     """The guide of one request; None when it asks for nothing."""
-    bias = TokenBias(dict(biases), vocab_size) if biases else None
-    if grammar is None or grammars is None:
-        return bias
-    guide = GrammarGuide(grammars, grammar, after)
-    return guide if bias is None else BothGuides(guide, bias)
+    guides: list[Guide] = []
+    if ask.grammar is not None and grammars is not None:
+        guides.append(GrammarGuide(grammars, ask.grammar, ask.grammar_after))
+    if ask.budget is not None:
+        guides.append(BudgetGuide(ask.budget, vocab_size))
+    if ask.biases:
+        guides.append(TokenBias(dict(ask.biases), vocab_size))
+    return AllGuides(guides) if len(guides) > 1 else (guides[0] if guides else None)

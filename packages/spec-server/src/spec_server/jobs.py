@@ -4,8 +4,26 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from spec_calibrate import Curve
 from spec_core import Cap, Pair, Sampling
 from spec_core.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long an answer may reason.
+
+    Attributes:
+        tokens: Most tokens of reasoning, its marks left out.
+        start: Ids of the mark that opens it, where it is the answer's own.
+        end: Ids of the mark that ends it.
+        begun: The prompt has opened it.
+    """
+
+    tokens: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    begun: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +36,12 @@ class Ask:
         sampling: How to draw.
         stop: Strings that end the text.
         top_logprobs: Alternatives per token; None for no log-probabilities at all.
+        score_prompt: Log-probabilities of the prompt's tokens too, with as many alternatives.
         biases: Token id -> number added to its logit.
         grammar: What the answer must match, as llguidance takes it; None for anything.
         grammar_after: Ids that the answer holds before the grammar begins, such as the end of the
             reasoning.
+        budget: How long the answer may reason; None for no limit.
         max_draft: Most drafts a round; None for the server's own cap.
         by_token: Tell each token's text and origin.
         show_markers: Keep the marks of reasoning and tool calls in the text.
@@ -32,9 +52,11 @@ class Ask:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
+    score_prompt: bool = False
     biases: tuple[tuple[int, float], ...] = ()
     grammar: str | None = None
     grammar_after: tuple[int, ...] = ()
+    budget: Budget | None = None
     max_draft: int | None = None
     by_token: bool = False
     show_markers: bool = False
@@ -70,6 +92,13 @@ class Progress:
 
     done: int
     total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Every token of the prompt with its log-probability; the first one has none."""
+
+    tokens: tuple[TokenInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +172,7 @@ class Failure:
     status: int = 500
 
 
-Event = Progress | Piece | End | Failure
+Event = Progress | Scored | Piece | End | Failure
 
 
 @dataclass(slots=True, eq=False)
@@ -170,6 +199,8 @@ class Served:
         mode: The mode that really runs; "baseline" without a drafter.
         make_cap: From a request's own limit of drafts (None: no wish) to the cap of its rounds.
         fingerprint: Names weights and settings, so that no state is used with others.
+        row_costs: Seconds of a verify by block width, for a number of sequences that share it;
+            called on the engine thread. Measured anew without.
     """
 
     pair: Pair
@@ -177,6 +208,7 @@ class Served:
     mode: str
     make_cap: Callable[[int | None], Cap]
     fingerprint: str = ""
+    row_costs: Callable[[int], Curve | None] | None = None
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

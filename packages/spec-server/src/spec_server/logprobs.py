@@ -80,7 +80,13 @@ def legacy_entries(
     for text in texts:
         offsets.append(offset)
         offset += len(text)
-    tops = [{words.token_text(i): lp for i, lp in token.top} for token in tokens]
+    tops = [
+        # Of tokens with one text, such as parts of characters, the likeliest is told.
+        {words.token_text(i): lp for i, lp in reversed(token.top)}
+        if token.logprob is not None
+        else None
+        for token in tokens
+    ]
     entries = {
         "tokens": texts,
         "token_logprobs": [token.logprob for token in tokens],

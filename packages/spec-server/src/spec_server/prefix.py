@@ -1,14 +1,15 @@
 """States of earlier prompts and answers, found again by the longest run of token ids they share.
 
-An entry is a frozen target cache with the ids it stands for, and drafter contexts at some of its
-lengths. A hit goes on from the greatest length where target and drafter can both be restored; a
-drafter without taps is fed the ids again, which costs it no forward of the target. Least recently
-used entries go when the budget is full. Used by the engine thread alone.
+An entry is a frozen target cache with the ids it stands for, rungs on the way there for layers that
+cannot go back, and drafter contexts at some of its lengths. A hit goes on from the greatest length
+where target and drafter can both be restored; a drafter without taps is fed the ids again, which
+costs it no forward of the target. Least recently used entries go when the budget is full. Used by
+the engine thread alone.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,9 +17,11 @@ import mlx.core as mx
 from spec_core import Drafter, TargetOutput
 from spec_server.disk import DiskTier
 from spec_server.jobs import common_prefix
+from spec_targets.snapshot import rung_bytes
 
 _LEAST = 8  # tokens below which a state is not worth keeping
 _MOST_UNWRITTEN = 16  # states that wait to be written; older ones stay in memory alone
+RUNG_SHARE = 4  # of the budget, one sequence's rungs take at most this part
 _MOST_DRAFTS = 4  # drafter contexts per entry, the longest ones
 
 
@@ -40,6 +43,39 @@ class Hit:
     cache: Any
     n_tokens: int
     tier: str = "memory"
+    rungs: dict[int, Any] = field(default_factory=dict)  # of shorter lengths, and of this one
+
+
+class Rungs:
+    """What one sequence leaves on its way, within a share of the budget: the wider the longer.
+
+    Args:
+        target: One with `rung`; any other leaves nothing.
+        most_bytes: Where to thin out.
+        rungs: Those of a state it goes on from.
+    """
+
+    def __init__(self, target: Any, most_bytes: int, rungs: dict[int, Any] | None = None) -> None:
+        self._take = getattr(target, "rung", None)
+        self._most_bytes = most_bytes
+        self.by_length: dict[int, Any] = dict(rungs or {})
+
+    def add(self, cache: Any) -> None:
+        """Leave one where a closed cache is now."""
+        if self._take is None or self._most_bytes <= 0:
+            return
+        rung = self._take(cache)
+        if rung is None:
+            return
+        self.by_length[cache.offset] = rung
+        while self.by_length and self._nbytes > self._most_bytes:
+            lengths = sorted(self.by_length)
+            for n in lengths[-2::-2] or lengths:  # every other one; the newest stays
+                del self.by_length[n]
+
+    @property
+    def _nbytes(self) -> int:
+        return sum(rung_bytes(rung) for rung in self.by_length.values())
 
 
 class PrefixCache:
@@ -85,7 +121,8 @@ class PrefixCache:
             else:
                 drafter.reset()
                 drafter.observe(list(best.tokens[:best_n]), TargetOutput(mx.array([])))
-        return Hit(cache, best_n, tier)
+        rungs = {n: rung for n, rung in best.frozen.rungs.items() if n <= best_n}
+        return Hit(cache, best_n, tier, rungs)
 
     def write_one(self) -> None:
         """Write a state that is not on disk yet; for when there is nothing better to do."""
@@ -118,8 +155,21 @@ class PrefixCache:
         frozen = self.disk.load(stored)
         return frozen is not None and self.put(stored.tokens, frozen, {}) is not None
 
-    def store(self, tokens: Sequence[int], cache: Any, drafts: dict[int, Any]) -> Entry | None:
-        """Keep a copy of a closed cache that stands for `tokens`; returns the new entry."""
+    def store(
+        self,
+        tokens: Sequence[int],
+        cache: Any,
+        drafts: dict[int, Any],
+        rungs: dict[int, Any] | None = None,
+    ) -> Entry | None:
+        """Keep a copy of a closed cache that stands for `tokens`; returns the new entry.
+
+        Args:
+            tokens: Its ids.
+            cache: Closed.
+            drafts: Drafter contexts by length.
+            rungs: What the target's `rung` gave, by length.
+        """
         if not self.enabled or cache is None or cache.offset != len(tokens):
             return None
         if len(tokens) < _LEAST or any(self._covers(entry, tokens) for entry in self.entries):
@@ -127,7 +177,8 @@ class PrefixCache:
         frozen = self._target.freeze(cache)
         if frozen is None:
             return None
-        entry = self.put(tuple(tokens), frozen, drafts)
+        below = {n: rung for n, rung in (rungs or {}).items() if n <= len(tokens)}
+        entry = self.put(tuple(tokens), replace(frozen, rungs=below), drafts)
         if entry is not None and self.disk is not None:
             self._unwritten = [*self._unwritten[-(_MOST_UNWRITTEN - 1) :], entry]
         return entry
@@ -140,7 +191,8 @@ class PrefixCache:
             if n <= len(tokens) and tokens[:n] == entry.tokens and frozen.reach(n) == n:
                 drafts = entry.drafts | drafts  # the longer state serves in its place
                 self.entries.remove(entry)
-        drafts = {n: drafts[n] for n in sorted(drafts)[-_MOST_DRAFTS:]}
+        longest = sorted(drafts)[-_MOST_DRAFTS:]
+        drafts = {n: d for n, d in drafts.items() if n in longest or n in frozen.rungs}
         entry = Entry(tokens, frozen, drafts, frozen.nbytes + state_bytes(drafts))
         if entry.nbytes > self.budget:
             return None

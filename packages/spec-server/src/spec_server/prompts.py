@@ -8,12 +8,18 @@ come in on worker threads and are served one at a time.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from spec_server.answer import Marks
+from spec_server.calls import CallSyntax, call_grammar, term
 from spec_server.errors import Refusal
-from spec_server.guides import Grammars
+from spec_server.guides import Grammars, schema_grammar
+from spec_server.jobs import Budget
 from spec_server.words import Words
+
+_ARGUMENTS = "[ARGS]"  # in newer Mistral vocabularies, between a call's name and its arguments
+_BARE_CALL = '{"name": function name, "parameters": dictionary of argument name and its value}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,9 @@ class Chat:
         thinking: Whether to reason; None leaves it to the template.
         continue_last: The last message is the beginning of the answer.
         effort: Passed on to templates that know `reasoning_effort`.
+        must_call: Tools of which one must be called; empty leaves it to the model.
+        one_call: No more than one call.
+        schema: What an answer must satisfy that is no call.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -34,6 +43,9 @@ class Chat:
     thinking: bool | None = None
     continue_last: bool = False
     effort: str | None = None
+    must_call: tuple[str, ...] = ()
+    one_call: bool = False
+    schema: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +55,12 @@ class Prompt:
     Attributes:
         ids: What the model continues.
         marks: How its answer will be split.
+        grammar: What the answer must match; None for anything.
     """
 
     ids: tuple[int, ...]
     marks: Marks
+    grammar: str | None = None
 
 
 class Prompter:
@@ -80,10 +94,38 @@ class Prompter:
             return None
         return self.wrapper.tool_call_start, self.wrapper.tool_call_end
 
+    @property
+    def bare_calls(self) -> bool:
+        """Whether a call is an object without marks, as the template of Llama 3 asks for."""
+        return self.call is None and _BARE_CALL in self.template
+
+    @cached_property
+    def call_syntax(self) -> CallSyntax | None:
+        """How calls are written, where that can be put into a grammar."""
+        if self.bare_calls:
+            return CallSyntax("bare")
+        parser = getattr(self.wrapper.tool_parser, "__module__", "").rpartition(".")[2]
+        if self.call is None or parser not in ("json_tools", "mistral"):
+            return None
+        start, end = self.call
+        if parser == "json_tools":
+            return CallSyntax("tagged", (self._term(start), self._term(end)))
+        if _ARGUMENTS in self.words.hf.get_vocab():
+            return CallSyntax("header", (self._term(start), self._term(_ARGUMENTS)))
+        return CallSyntax("list", (self._term(start),))
+
+    def _term(self, mark: str) -> str:
+        return term(mark, self.words.encode_bare(mark))
+
     def text(self, text: str) -> tuple[int, ...]:
         """Ids of a raw text."""
         with self._lock:
             return tuple(self.words.encode(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; special tokens give nothing."""
+        with self._lock:
+            return self.words.decode(ids)
 
     def after_reasoning(self) -> tuple[int, ...]:
         """Ids of the mark that ends the reasoning; empty without."""
@@ -91,6 +133,13 @@ class Prompter:
             return ()
         with self._lock:
             return tuple(self.words.encode_bare(self.think[1]))
+
+    def budget(self, n_tokens: int, marks: Marks) -> Budget:
+        """So many tokens of reasoning, for an answer with these marks."""
+        assert marks.think is not None
+        with self._lock:
+            start, end = (tuple(self.words.encode_bare(mark)) for mark in marks.think)
+        return Budget(n_tokens, start, end, marks.in_reasoning)
 
     def check_grammar(self, grammar: str) -> str | None:
         """What is wrong with a grammar, or None."""
@@ -111,7 +160,7 @@ class Prompter:
             raise Refusal(
                 "[template] The model has no chat template. Use /v1/completions.", param="messages"
             )
-        if chat.tools and self.call is None:
+        if chat.tools and self.call is None and not self.bare_calls:
             raise Refusal(
                 "[tools] The model's chat template has no tools. Leave them out.", param="tools"
             )
@@ -121,8 +170,26 @@ class Prompter:
             if in_reasoning and chat.thinking is False and self.think is not None:
                 text, in_reasoning = f"{text.rstrip()}\n\n{self.think[1]}\n\n", False
             ids = tuple(self.words.encode_bare(text))
+            grammar = self._grammar(chat)
         call = self.call if chat.tools else None
-        return Prompt(ids, Marks(self.think, call, in_reasoning))
+        bare = bool(chat.tools) and self.bare_calls
+        return Prompt(ids, Marks(self.think, call, in_reasoning, bare), grammar)
+
+    def _grammar(self, chat: Chat) -> str | None:
+        """What the answer must match: a shape, calls, or either."""
+        if not chat.tools or not (chat.must_call or chat.schema is not None):
+            return schema_grammar(chat.schema) if chat.schema is not None else None
+        syntax = self.call_syntax
+        if syntax is None:
+            raise Refusal(
+                "[tools] A call in this model's syntax can be neither forced nor put beside a "
+                'shape of the answer. Set "tool_choice" to "auto" or "none", and leave one of '
+                '"tools" and "response_format" out.',
+                param="tool_choice" if chat.must_call else "response_format",
+            )
+        tools = [t for t in chat.tools if t["function"]["name"] in chat.must_call]
+        answer = None if chat.must_call else chat.schema
+        return call_grammar(syntax, tools or chat.tools, one=chat.one_call, answer=answer)
 
     # -- the template ----------------------------------------------------------------------------
 

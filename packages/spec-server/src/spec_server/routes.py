@@ -37,10 +37,8 @@ def add_openai(app: FastAPI, service: Service) -> None:
         prompter = service.prompter
         asked = chat_wish(body, knows_effort="reasoning_effort" in prompter.template)
         wish, prompt = asked.wish, await service.render(asked.chat)
-        asks = await service.asks(
-            wish, [prompt.ids], service.settings.default_max_tokens, prompt.marks
-        )
-        exchange = Exchange(service.engine, asks, request)
+        asks = await service.asks(wish, [prompt.ids], service.settings.default_max_tokens, prompt)
+        exchange = Exchange(service.engine, asks, request, stream=wish.stream)
         replies = [Reply(prompter, prompt.marks, asked.chat.tools, wish.one_call) for _ in asks]
         usage = bool(body.stream_options and body.stream_options.include_usage)
         answer = ChatAnswer(exchange, replies, wish, service.model, prompter.words, usage)
@@ -51,16 +49,22 @@ def add_openai(app: FastAPI, service: Service) -> None:
         prompter = service.prompter
         if body.stream_options is not None and not body.stream:
             raise Refusal('"stream_options" is only for "stream": true.', param="stream_options")
-        wish = wish_of(body, max_tokens=body.max_tokens, top_logprobs=body.logprobs)
+        wish = wish_of(
+            body, max_tokens=body.max_tokens, top_logprobs=body.logprobs, echo=bool(body.echo)
+        )
         prompts: list[tuple[int, ...]] = []
+        echoes: list[str] = []
         for prompt in completion_prompts(body):
             text = isinstance(prompt, str)
             ids = await run_in_threadpool(prompter.text, prompt) if text else tuple(prompt)
             prompts.append(_checked(ids, prompter.vocab_size))
+            if wish.echo:
+                said = prompt if text else await run_in_threadpool(prompter.decode, ids)
+                echoes += [said] * wish.n
         asks = await service.asks(wish, prompts, _DEFAULT_COMPLETION)
-        exchange = Exchange(service.engine, asks, request)
+        exchange = Exchange(service.engine, asks, request, stream=wish.stream)
         usage = bool(body.stream_options and body.stream_options.include_usage)
-        answer = CompletionAnswer(exchange, wish, service.model, prompter.words, usage)
+        answer = CompletionAnswer(exchange, wish, service.model, prompter.words, usage, echoes)
         return await answered(exchange, answer, stream=wish.stream, silence_s=silence_s)
 
     @app.post("/v1/responses")
@@ -69,9 +73,9 @@ def add_openai(app: FastAPI, service: Service) -> None:
         asked = responses_wish(body, knows_effort="reasoning_effort" in prompter.template)
         prompt = await service.render(asked.chat)
         asks = await service.asks(
-            asked.wish, [prompt.ids], service.settings.default_max_tokens, prompt.marks
+            asked.wish, [prompt.ids], service.settings.default_max_tokens, prompt
         )
-        exchange = Exchange(service.engine, asks, request)
+        exchange = Exchange(service.engine, asks, request, stream=asked.wish.stream)
         reply = Reply(prompter, prompt.marks, asked.chat.tools, asked.wish.one_call)
         answer = ResponseAnswer(exchange, reply, asked, service.model, prompter.words)
         return await answered(exchange, answer, stream=asked.wish.stream, silence_s=silence_s)
@@ -83,10 +87,14 @@ def add_messages(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages")
     async def messages(request: Request, body: MessagesBody) -> Response:
         prompter = service.prompter
-        asked = messages_wish(body, knows_effort="reasoning_effort" in prompter.template)
+        asked = messages_wish(
+            body,
+            knows_effort="reasoning_effort" in prompter.template,
+            reasons=prompter.think is not None,
+        )
         prompt = await service.render(asked.chat)
-        asks = await service.asks(asked.wish, [prompt.ids], None, prompt.marks)
-        exchange = Exchange(service.engine, asks, request)
+        asks = await service.asks(asked.wish, [prompt.ids], None, prompt)
+        exchange = Exchange(service.engine, asks, request, stream=asked.wish.stream)
         reply = Reply(prompter, prompt.marks, asked.chat.tools, asked.wish.one_call)
         answer = MessageAnswer(exchange, reply, asked.wish, service.model)
         silence_s = service.settings.keep_alive_s

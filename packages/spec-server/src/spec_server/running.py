@@ -18,13 +18,16 @@ from spec_server.jobs import (
     Job,
     Piece,
     Progress,
+    Scored,
     Served,
     TokenInfo,
     TokenText,
 )
 from spec_server.metrics import Metrics
-from spec_server.prefix import Hit
+from spec_server.prefix import Hit, Rungs
 from spec_server.words import Words
+
+_SCORED_CHUNK = 64  # prompt tokens whose logits are held at once
 
 
 class Machinery:
@@ -59,20 +62,33 @@ class Machinery:
         return Grammars(words.hf, self.served.pair.target.vocab_size, sorted(words.stop_ids))
 
     def begin(
-        self, job: Job, batch: Batch, drafter: Drafter | None, hit: Hit | None, prefill_chunk: int
+        self,
+        job: Job,
+        batch: Batch,
+        drafter: Drafter | None,
+        hit: Hit | None,
+        prefill_chunk: int,
+        rung_bytes: int = 0,
     ) -> "Generation":
-        """Put a job into the batch."""
+        """Put a job into the batch.
+
+        Args:
+            job: What is asked.
+            batch: Where it is decoded.
+            drafter: Its own.
+            hit: A state to go on from.
+            prefill_chunk: Prompt tokens per forward.
+            rung_bytes: Most bytes of what it leaves on its way through the prompt.
+        """
         ask = job.ask
         words = self.marked_words if ask.show_markers else self.words
         pair = Pair(self.served.pair.target, drafter, words)
         guide = make_guide(
             self.grammars if ask.grammar is not None else None,
-            ask.grammar,
-            ask.biases,
+            ask,
             pair.target.vocab_size,
-            ask.grammar_after,
         )
-        generation = Generation(self, job, words, drafter, hit.n_tokens if hit is not None else 0)
+        generation = Generation(self, job, words, drafter, hit, rung_bytes)
         generation.row = batch.add(
             pair,
             ask.prompt,
@@ -81,10 +97,11 @@ class Machinery:
             cap=self.served.make_cap(ask.max_draft),
             stop_strings=ask.stop,
             cache=hit.cache if hit is not None else None,
-            prefill_chunk=prefill_chunk,
+            prefill_chunk=min(prefill_chunk, _SCORED_CHUNK) if ask.score_prompt else prefill_chunk,
             on_prefill=generation.forwarded,
             with_logits=ask.top_logprobs is not None,
             guide=guide,
+            on_prompt_logits=generation.score if ask.score_prompt else None,
             tag=generation,
         )
         return generation
@@ -101,14 +118,19 @@ class Generation:
         job: Job,
         words: Words,
         drafter: Drafter | None,
-        n_cached: int,
+        hit: Hit | None,
+        rung_bytes: int,
     ) -> None:
         self.job = job
         self._machinery = machinery
         self._drafter = drafter
-        self._n_cached = n_cached
+        self._n_cached = hit.n_tokens if hit is not None else 0
+        self._rungs = Rungs(
+            machinery.served.pair.target, rung_bytes, hit.rungs if hit is not None else None
+        )
         self._meter = StatsMeter()
         self._first_s = 0.0
+        self._scored: list[TokenInfo] = [TokenInfo(job.ask.prompt[0])]
         self._ids: list[int] = []
         self._drafts: dict[int, Any] = {}
         self._by_token: TextStream | None = None
@@ -123,10 +145,17 @@ class Generation:
     def forwarded(self, row: Row, done: int, total: int) -> None:
         """A chunk of the prompt has been forwarded."""
         self.job.sink(Progress(done, total))
+        self._rungs.add(row.run.cache)
         if self._drafter is not None and self._drafter.taps:
-            kept = sorted(self._drafts)[-1:]  # the chunk before and this one
-            self._drafts = {n: self._drafts[n] for n in kept}
+            rungs = self._rungs.by_length
+            before = max(self._drafts, default=0)  # kept with this one, and those at rungs
+            self._drafts = {n: d for n, d in self._drafts.items() if n == before or n in rungs}
             self._drafts[done] = self._drafter.state()
+
+    def score(self, start: int, logits: mx.array) -> None:
+        """Log-probabilities of the prompt's tokens behind each row of a chunk."""
+        following = self.job.ask.prompt[start + 1 : start + 1 + logits.shape[0]]
+        self._scored += token_logprobs(following, logits, self.job.ask.top_logprobs or 0)
 
     def take(self, round_: Round) -> list[Event]:
         """The events of one round."""
@@ -136,21 +165,23 @@ class Generation:
         meter.add(round_)
         self._count(round_)
         self._ids += round_.tokens
-        events: list[Event] = [
-            Piece(round_.text, self._tokens(round_), self._texts(round_) if ask.by_token else ())
-        ]
+        events: list[Event] = []
+        if ask.score_prompt and round_.kind == "prefill":
+            events.append(Scored(tuple(self._scored)))
+        texts = self._texts(round_) if ask.by_token else ()
+        events.append(Piece(round_.text, self._tokens(round_), texts))
         if round_.finish_reason is not None:
             events.append(End(round_.finish_reason, self.row.stopped_by, self._figures()))
         return events
 
-    def state(self, cache: Any) -> tuple[list[int], Any, dict[int, Any]]:
-        """The ids that a closed cache stands for, the cache, and drafter contexts by length."""
+    def state(self, cache: Any) -> tuple[list[int], Any, dict[int, Any], dict[int, Any]]:
+        """The ids that a closed cache stands for, the cache; drafter contexts, rungs by length."""
         n = cache.offset if cache is not None else 0
         tokens = [*self.job.ask.prompt, *self._ids][:n]
         drafts = dict(self._drafts)
         if self._drafter is not None and self._drafter.taps and self._ids:
             drafts[n] = self._drafter.state()
-        return tokens, cache, drafts
+        return tokens, cache, drafts, self._rungs.by_length
 
     # -- parts of an event -----------------------------------------------------------------------
 

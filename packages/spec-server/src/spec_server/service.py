@@ -7,7 +7,6 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from spec_server.answer import Marks
 from spec_server.engine import Engine
 from spec_server.errors import Refusal
 from spec_server.exchange import Broken, ClientGone, Exchange
@@ -62,15 +61,17 @@ class Service:
         wish: Wish,
         prompts: list[tuple[int, ...]],
         default: int | None,
-        marks: Marks | None = None,
+        chat: Prompt | None = None,
     ) -> list[Ask]:
         """What the engine is asked: n answers to each prompt, seeds counted up."""
-        if wish.grammar is not None:
-            problem = await run_in_threadpool(self.prompter.check_grammar, wish.grammar)
+        grammar = chat.grammar if chat is not None else None
+        if grammar is not None:
+            problem = await run_in_threadpool(self.prompter.check_grammar, grammar)
             if problem is not None:
+                tools = chat is not None and (chat.marks.call is not None or chat.marks.bare)
+                param = "tools" if tools else "response_format"
                 raise Refusal(
-                    f'"response_format" must hold a schema that can be followed: {problem}',
-                    param="response_format",
+                    f'"{param}" must hold a schema that can be followed: {problem}', param=param
                 )
         vocab_size = self.prompter.vocab_size
         wrong = next((t for t, _ in wish.biases if t >= vocab_size), None)
@@ -79,8 +80,11 @@ class Service:
                 f'"logit_bias" must name ids below {vocab_size}, got {wrong}.', param="logit_bias"
             )
         after: tuple[int, ...] = ()
-        if wish.grammar is not None and marks is not None and marks.in_reasoning:
+        if grammar is not None and chat is not None and chat.marks.in_reasoning:
             after = self.prompter.after_reasoning()
+        budget = None
+        if wish.reasoning_tokens is not None and chat is not None and chat.marks.think is not None:
+            budget = self.prompter.budget(wish.reasoning_tokens, chat.marks)
         asks = []
         for prompt in prompts:
             for i in range(wish.n):
@@ -94,12 +98,14 @@ class Service:
                         sampling=replace(wish.sampling, seed=seed),
                         stop=wish.stop,
                         top_logprobs=wish.top_logprobs,
+                        score_prompt=wish.echo and wish.top_logprobs is not None,
                         biases=wish.biases,
-                        grammar=wish.grammar,
+                        grammar=grammar,
                         grammar_after=after,
+                        budget=budget,
                         max_draft=wish.max_draft,
                         by_token=wish.by_token,
-                        show_markers=marks is not None,
+                        show_markers=chat is not None,
                     )
                 )
         return asks

@@ -21,7 +21,7 @@ from spec_targets.families import Family
 from spec_targets.forward import Forward, Pass
 from spec_targets.quantised import check_kv_bits, group_size_for, pack_entry, refuse_unreadable
 from spec_targets.rollback import Rollback, replace_entry, rollback_for
-from spec_targets.snapshot import FrozenCache, freeze_entry
+from spec_targets.snapshot import FrozenCache, Rung, freeze_entry, take_rung
 
 _PROBE_IDS = (1, 2, 3)
 
@@ -197,6 +197,19 @@ class MlxTarget:
         mx.eval(copy.arrays())
         return copy
 
+    def rung(self, cache: TargetCache) -> Rung | None:
+        """What lets a longer frozen cache go back to where this closed one is.
+
+        None where it can go back anyhow (keys and values alone), or never.
+        """
+        if cache.is_open:
+            raise StateError("[rung] The open block must be committed first.")
+        _refuse_torn(cache, "rung")
+        rung = take_rung(cache.entries, cache.offset)
+        if rung is not None:
+            mx.eval([array for entry in rung if entry is not None for array in entry.leaves()])
+        return rung
+
     def thaw(self, frozen: FrozenCache, n: int) -> TargetCache:
         """A live cache that goes on from the first `n` tokens; `frozen.reach(n)` must be n.
 
@@ -205,7 +218,7 @@ class MlxTarget:
         """
         if not 0 < n <= frozen.offset or frozen.reach(n) != n:
             raise ValueError(f"[thaw] n must be a length within reach, got {n}.")
-        entries = [entry.thaw(n) for entry in frozen.entries]
+        entries = [entry.thaw(n) for entry in frozen.at(n)]
         mx.eval([entry.state for entry in entries])
         rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
         return TargetCache(entries, rollbacks, n)

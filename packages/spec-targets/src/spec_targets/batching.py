@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core import StateError, TargetOutput
-from spec_targets.ragged import BatchEntry, can_join, joined
+from spec_targets.ragged import BatchEntry, Places, can_join, joined
 
 RowsForward = Callable[[mx.array, list[Any], Sequence[int]], tuple[mx.array, tuple[mx.array, ...]]]
 
@@ -67,14 +67,23 @@ def select(cache: BatchCache, rows: Sequence[int]) -> BatchCache:
 def verify_rows(
     forward: RowsForward, blocks: mx.array, cache: BatchCache, taps: Sequence[int]
 ) -> TargetOutput:
-    """Forward blocks (B, T) and leave them open: logits (B, T, V), taps (B, T, H)."""
+    """Forward blocks (B, T) and leave them open: logits (B, T, V), taps (B, T, H).
+
+    A forward that breaks off leaves no trace: layers that had gone ahead are taken back.
+    """
     if cache.is_open:
         raise StateError(f"[verify] Blocks of {cache.n_open} rows are open. Call commit first.")
-    offset = mx.array(cache.offsets, mx.int32)
-    for entry in cache.entries:
-        entry.prepare(blocks.shape[1], offset)
-    logits, tapped = forward(blocks, cache.entries, taps)
-    cache.n_open = blocks.shape[1]
+    n_new = blocks.shape[1]
+    places = Places(n_new, cache.offsets)
+    try:
+        for entry in cache.entries:
+            entry.prepare(places)
+        logits, tapped = forward(blocks, cache.entries, taps)
+    except BaseException:
+        for entry in cache.entries:
+            entry.undo()
+        raise
+    cache.n_open = n_new
     return TargetOutput(logits, tapped)
 
 

@@ -18,11 +18,37 @@ from spec_targets.window import WindowCache
 _STEP = 256  # buffers grow by this many positions
 
 
+class Places:
+    """Where a forward's new positions go; made once and shared by all layers.
+
+    Args:
+        n_new: Positions per row.
+        offsets: Absolute position of the first one, per row.
+    """
+
+    def __init__(self, n_new: int, offsets: Sequence[int]) -> None:
+        self.n_new = n_new
+        self.offset = mx.array(list(offsets), mx.int32)  # (B,)
+        self._columns: dict[tuple[int, ...], mx.array] = {}
+
+    def columns(self, used: Sequence[int]) -> mx.array:
+        """Buffer columns behind `used` positions of each row: (B, T), int32."""
+        key = tuple(used)
+        if key not in self._columns:
+            start = mx.array(key, mx.int32)
+            self._columns[key] = start[:, None] + mx.arange(self.n_new, dtype=mx.int32)
+        return self._columns[key]
+
+
 class BatchEntry(Protocol):
     """One cache entry of B sequences."""
 
-    def prepare(self, n_new: int, offset: mx.array) -> None:
-        """Make ready for `n_new` positions per row; `offset` holds the absolute ones, (B,)."""
+    def prepare(self, places: Places) -> None:
+        """Make ready for new positions."""
+        ...
+
+    def undo(self) -> None:
+        """A forward broke off: be as before `prepare`, whether or not that was reached."""
         ...
 
     def keep(self, n_rows: int, n_keep: Sequence[int]) -> None:
@@ -69,19 +95,21 @@ class RaggedCache:
         self._columns = mx.array([], mx.int32)
         self._first = self._end = 0
 
-    def prepare(self, n_new: int, offset: mx.array) -> None:
-        """Make room for `n_new` positions per row; `offset` holds the absolute ones, (B,)."""
-        self.offset = offset
+    def prepare(self, places: Places) -> None:
+        """Make room for new positions."""
+        self.offset, n_new = places.offset, places.n_new
         if self.window is not None and max(self.used) + n_new > self.capacity:
             self._drop_oldest(self.window - 1 + self.slack)
         missing = max(self.used) + n_new - self.capacity
         if missing > 0:
             room = (missing + _STEP - 1) // _STEP * _STEP
             self.buffers = [_widened(a, room) for a in self.buffers]
-        start = mx.array(self.used, mx.int32)
-        self._columns = start[:, None] + mx.arange(n_new, dtype=mx.int32)  # (B, T)
+        self._columns = places.columns(self.used)  # (B, T)
         reach = 0 if self.window is None else min(self.used) - (self.window - 1)
         self._first, self._end = max(reach, 0), max(self.used) + n_new
+
+    def undo(self) -> None:
+        """Nothing: what was written lies behind each row's end."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write (B, heads, T, hd) behind each row's own end; returns what attention may see."""
@@ -200,9 +228,14 @@ class RaggedPacked(RaggedCache):
 class RecurrentRows(RecurrentCache):
     """Recurrent states of B sequences, side by side."""
 
-    def prepare(self, n_new: int, offset: mx.array) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def prepare(self, places: Places) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Remember the states and note what the rows feed in."""
         self.open()
+
+    def undo(self) -> None:
+        """Go back to the states before."""
+        if self.is_open:
+            RecurrentCache.keep(self, 1, 0)
 
     def keep(self, n_rows: int, n_keep: int | Sequence[int]) -> None:
         """Close the block; each row takes the state after its own count."""
@@ -237,10 +270,15 @@ class RecurrentRows(RecurrentCache):
 class RaggedList(CacheList):
     """Several entries of one layer."""
 
-    def prepare(self, n_new: int, offset: mx.array) -> None:  # pyright: ignore
+    def prepare(self, places: Places) -> None:  # pyright: ignore
         """Every entry."""
         for one in self.caches:
-            one.prepare(n_new, offset)
+            one.prepare(places)
+
+    def undo(self) -> None:
+        """Every entry."""
+        for one in self.caches:
+            one.undo()
 
     def keep(self, n_rows: int, n_keep: Sequence[int]) -> None:
         """Every entry."""

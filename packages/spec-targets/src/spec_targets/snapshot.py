@@ -2,12 +2,13 @@
 
 A frozen state holds rows up to some length N. Entries whose rows are positions can go on from any
 shorter length as well; a sliding window only where its last W - 1 rows are still held; recurrent
-state only from N itself. Freezing copies what is in use, so the live cache and the frozen one never
-share a buffer that is written to.
+state only from N itself. Rungs, taken on the way to N, hold such entries as they were there.
+Freezing copies what is in use, so the live cache and the frozen one never share a buffer that is
+written to.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -85,30 +86,67 @@ class FrozenEntry:
         }
 
 
+Rung = tuple[FrozenEntry | None, ...]
+"""Entries that cannot go back to a length, frozen there; None for those that can."""
+
+
 @dataclass(frozen=True, slots=True)
 class FrozenCache:
-    """A sequence's state at length `offset`."""
+    """A sequence's state at length `offset`.
+
+    Attributes:
+        entries: One per cache entry of the model.
+        offset: Tokens it stands for.
+        rungs: By shorter length, what makes it possible to go on from there.
+    """
 
     entries: tuple[FrozenEntry, ...]
     offset: int
+    rungs: Mapping[int, Rung] = field(default_factory=dict)
 
     def reach(self, n: int) -> int:
         """The greatest length up to `n` that all entries can go on from; 0 is always possible."""
         reached = min([n, self.offset, *(entry.reach(n) for entry in self.entries)])
-        return reached if all(e.reach(reached) == reached for e in self.entries) else 0
+        own = reached if all(e.reach(reached) == reached for e in self.entries) else 0
+        return max([own, *(k for k in self.rungs if k <= min(n, self.offset))])
+
+    def at(self, n: int) -> tuple[FrozenEntry, ...]:
+        """The entries to go on with from length `n`, which `reach` allows."""
+        if n not in self.rungs:
+            return self.entries
+        both = zip(self.rungs[n], self.entries, strict=True)
+        return tuple(entry if there is None else there for there, entry in both)
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(array.nbytes for array in self.arrays())
+        rungs = sum(rung_bytes(rung) for rung in self.rungs.values())
+        return rungs + sum(array.nbytes for array in self.arrays())
 
     def arrays(self) -> list[mx.array]:
-        """All arrays, in order, for writing them to a file."""
+        """All arrays but those of rungs, in order, for writing them to a file."""
         return [array for entry in self.entries for array in entry.leaves()]
 
     def layout(self) -> list[dict[str, Any]]:
         """Everything but the arrays, as JSON values."""
         return [entry.layout() for entry in self.entries]
+
+
+def rung_bytes(rung: Rung) -> int:
+    """Bytes that a rung holds."""
+    return sum(array.nbytes for entry in rung if entry is not None for array in entry.leaves())
+
+
+def take_rung(entries: Sequence[Any], offset: int) -> Rung | None:
+    """What must be kept to come back to this length; None where nothing must, or cannot be."""
+    stuck = [entry for entry in entries if type(entry) not in (KVCache, QuantizedKVCache)]
+    if not stuck:
+        return None
+    rung = tuple(
+        None if type(entry) in (KVCache, QuantizedKVCache) else freeze_entry(entry, offset)
+        for entry in entries
+    )
+    return rung if sum(entry is not None for entry in rung) == len(stuck) else None
 
 
 def rebuilt(

@@ -90,4 +90,5 @@ def _load(options: dict[str, Any]) -> Any:
     def make_cap(wish: int | None) -> Cap:
         return shared if wish is None else FixedCap(min(wish, chosen.most))
 
-    return Served(pair, opened.name, mode, make_cap, settings)
+    costs = caps.row_costs(opened, pair, options) if pair.drafter is not None else None
+    return Served(pair, opened.name, mode, make_cap, settings, costs)

@@ -31,9 +31,10 @@ class Reply:
         one_call: bool = False,
     ) -> None:
         parse = bare = None
+        if tools:
+            bare = bare_parser(tools)
         if tools and prompter.wrapper.tool_parser is not None:
             parse = call_parser(prompter.wrapper.tool_parser, tools)
-            bare = bare_parser(tools)
         self._splitter = Splitter(marks, parse, bare)
         self._tokens = TextTokens(prompter.words, marks)
         self._one_call = one_call

@@ -1,12 +1,12 @@
 """Answers of /v1/completions."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from spec_server.dialects.common import openai_usage, sse, x_spec
 from spec_server.errors import body_of
 from spec_server.exchange import Broken, Exchange
-from spec_server.jobs import End, Figures, Piece, TokenInfo
+from spec_server.jobs import End, Figures, Piece, Scored, TokenInfo
 from spec_server.logprobs import legacy_entries
 from spec_server.schema.base import Wish
 from spec_server.words import Words
@@ -21,10 +21,17 @@ class CompletionAnswer:
         model: The model's name.
         words: For the texts of tokens.
         include_usage: Send usage at the end of a stream.
+        echoes: What each answer begins with; empty for nothing.
     """
 
     def __init__(
-        self, exchange: Exchange, wish: Wish, model: str, words: Words, include_usage: bool
+        self,
+        exchange: Exchange,
+        wish: Wish,
+        model: str,
+        words: Words,
+        include_usage: bool,
+        echoes: Sequence[str] = (),
     ) -> None:
         self._exchange = exchange
         self._wish = wish
@@ -38,7 +45,9 @@ class CompletionAnswer:
             "system_fingerprint": None,
         }
         self._ends: dict[int, End] = {}
-        self._offsets = [0] * len(exchange.asks)
+        n = len(exchange.asks)
+        self._offsets = [0] * n
+        self._echoes = list(echoes) or [""] * n  # not sent yet
 
     async def whole(self) -> dict[str, Any]:
         """The finished completion."""
@@ -48,8 +57,8 @@ class CompletionAnswer:
             if item is None:
                 continue
             index, event = item
-            if isinstance(event, Piece):
-                texts[index] += event.text
+            if isinstance(event, Piece | Scored):
+                texts[index] += self._text(index, event)
                 tokens[index] += event.tokens
             elif isinstance(event, End):
                 self._ends[index] = event
@@ -64,8 +73,10 @@ class CompletionAnswer:
                     yield self._chunk(0, "", [], None)
                     continue
                 index, event = item
-                if isinstance(event, Piece) and (event.text or self._wish.top_logprobs is not None):
-                    yield self._chunk(index, event.text, list(event.tokens), None)
+                if isinstance(event, Piece | Scored):
+                    text = self._text(index, event)
+                    if text or self._wish.top_logprobs is not None:
+                        yield self._chunk(index, text, list(event.tokens), None)
                 elif isinstance(event, End):
                     self._ends[index] = event
                     yield self._chunk(index, "", [], event.reason)
@@ -76,6 +87,11 @@ class CompletionAnswer:
         if self._include_usage:
             yield sse({**last, "usage": self._usage()})
         yield b"data: [DONE]\n\n"
+
+    def _text(self, index: int, event: Piece | Scored) -> str:
+        """The text of an event, the prompt in front of the first one."""
+        echo, self._echoes[index] = self._echoes[index], ""
+        return echo + (event.text if isinstance(event, Piece) else "")
 
     def _chunk(self, index: int, text: str, tokens: list[TokenInfo], reason: str | None) -> bytes:
         extra = {}

@@ -195,7 +195,7 @@ class ResponseAnswer:
             "temperature": wish.sampling.temperature,
             "top_p": wish.sampling.top_p,
             "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
+            "tool_choice": self._ask.echo.get("tool_choice", "auto"),
             "tools": [],
             "truncation": "disabled",
             "usage": _usage(end.figures) if end is not None else None,

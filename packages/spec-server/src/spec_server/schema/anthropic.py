@@ -9,6 +9,7 @@ from spec_server.errors import Refusal
 from spec_server.prompts import Chat
 from spec_server.schema.base import (
     NO_DEGREES,
+    NO_REASONING,
     ChatWish,
     Extension,
     Limit,
@@ -18,8 +19,8 @@ from spec_server.schema.base import (
     TopK,
     TopP,
     Wish,
-    grammar_of,
     joined_text,
+    must_call,
     sampling_of,
     stops_of,
 )
@@ -173,11 +174,12 @@ class MessagesBody(CountBody):
     x_spec: Extension | None = None
 
 
-def messages_wish(body: MessagesBody, *, knows_effort: bool) -> ChatWish:
+def messages_wish(body: MessagesBody, *, knows_effort: bool, reasons: bool) -> ChatWish:
     """What a messages body asks for.
 
     Args:
         body: The checked body.
+        reasons: The model marks its reasoning.
         knows_effort: The model's template knows `reasoning_effort`.
 
     Raises:
@@ -185,20 +187,16 @@ def messages_wish(body: MessagesBody, *, knows_effort: bool) -> ChatWish:
     """
     chat, notices = chat_of(body)
     config = body.output_config or OutputConfig()
-    if config.format is not None and chat.tools:
-        raise Refusal("output_config.format: cannot be used together with tools.")
+    if config.format is not None:
+        chat = replace(chat, schema=config.format.schema_)
     if config.effort is not None and knows_effort:
         chat = replace(chat, effort=config.effort)
     elif config.effort is not None:
         notices = (*notices, NO_DEGREES)
     extension = body.x_spec or Extension()
-    budget = body.thinking.budget_tokens if body.thinking is not None else None
-    if budget is not None and budget < min(body.max_tokens, 1024):
-        raise Refusal(
-            f'"thinking.budget_tokens" must be at least {min(body.max_tokens, 1024)} here, got '
-            f"{budget}.",
-            param="thinking.budget_tokens",
-        )
+    thinking = body.thinking
+    if thinking is not None and thinking.type == "enabled" and not reasons:
+        notices = (*notices, NO_REASONING)
     wish = Wish(
         sampling=sampling_of(body),
         max_tokens=body.max_tokens,
@@ -206,11 +204,27 @@ def messages_wish(body: MessagesBody, *, knows_effort: bool) -> ChatWish:
         stream=bool(body.stream),
         max_draft=extension.max_draft,
         by_token=bool(extension.by_token),
-        grammar=grammar_of(config.format.schema_) if config.format is not None else None,
-        one_call=bool(body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        reasoning_tokens=_budget(thinking),
+        one_call=chat.one_call,
         notices=notices,
     )
     return ChatWish(chat, wish)
+
+
+def _budget(thinking: Thinking | None) -> int | None:
+    """Most tokens of reasoning.
+
+    Raises:
+        Refusal: a budget for a kind of thinking that has none.
+    """
+    if thinking is None or thinking.budget_tokens is None:
+        return None
+    if thinking.type != "enabled":
+        raise Refusal(
+            f'thinking.budget_tokens: only for the type "enabled", got "{thinking.type}".',
+            param="thinking.budget_tokens",
+        )
+    return thinking.budget_tokens
 
 
 def chat_of(body: CountBody) -> tuple[Chat, tuple[str, ...]]:
@@ -227,20 +241,28 @@ def chat_of(body: CountBody) -> tuple[Chat, tuple[str, ...]]:
         messages.append({"role": "system", "content": system})
     for i, message in enumerate(body.messages):
         messages += _turn(message, f"messages.{i}")
-    tools, notices = _tools(body)
+    tools, forced, notices = _tools(body)
+    choice = body.tool_choice
+    one = choice is not None and (choice.type == "tool" or bool(choice.disable_parallel_tool_use))
     thinking = None if body.thinking is None else body.thinking.type != "disabled"
     last = messages[-1]
     continues = last["role"] == "assistant" and not last.get("tool_calls")
-    return Chat(tuple(messages), tools, thinking, continue_last=continues), notices
+    chat = Chat(
+        tuple(messages),
+        tools,
+        thinking,
+        continue_last=continues,
+        must_call=forced,
+        one_call=one,
+    )
+    return chat, notices
 
 
-def _tools(body: CountBody) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+def _tools(
+    body: CountBody,
+) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...], tuple[str, ...]]:
+    """The tools offered, those one of which must be called, and notices about others."""
     choice = body.tool_choice
-    if choice is not None and choice.type in ("any", "tool"):
-        raise Refusal(
-            'tool_choice: must be "auto" or "none"; a call cannot be forced on this server.',
-            param="tool_choice",
-        )
     tools: list[dict[str, Any]] = []
     notices: list[str] = []
     for tool in body.tools or ():
@@ -257,9 +279,14 @@ def _tools(body: CountBody) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]
                 },
             }
         )
+    forced: tuple[str, ...] = ()
     if choice is not None and choice.type == "none":
         tools = []
-    return tuple(tools), tuple(notices)
+    elif choice is not None and choice.type == "tool" and choice.name is None:
+        raise Refusal('tool_choice.name: needed for the type "tool".', param="tool_choice.name")
+    elif choice is not None and choice.type in ("any", "tool"):
+        forced = must_call(tools, choice.name if choice.type == "tool" else None)
+    return tuple(tools), forced, tuple(notices)
 
 
 def _turn(message: Message, where: str) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from spec_core import Sampling
 from spec_server.errors import Refusal
-from spec_server.guides import ANY_OBJECT, schema_grammar
 from spec_server.prompts import Chat
 
+NO_REASONING = "This model does not reason apart, so the thinking asked for changes nothing."
 NO_DEGREES = "This model's reasoning has no degrees, so the effort asked for changes nothing."
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
@@ -66,8 +66,9 @@ class Wish:
         n: Answers to the same prompt.
         stream: Send the answer as it comes.
         top_logprobs: Alternatives per token; None for no log-probabilities.
+        echo: Begin the answer with the prompt; its log-probabilities too, where asked for.
         biases: Token id -> number added to its logit.
-        grammar: What the answer must match.
+        reasoning_tokens: Most tokens of reasoning; None for no limit.
         max_draft: Most drafts a round.
         by_token: Tell each token's text and origin.
         one_call: Report no more than one tool call.
@@ -80,8 +81,9 @@ class Wish:
     n: int = 1
     stream: bool = False
     top_logprobs: int | None = None
+    echo: bool = False
     biases: tuple[tuple[int, float], ...] = ()
-    grammar: str | None = None
+    reasoning_tokens: int | None = None
     max_draft: int | None = None
     by_token: bool = False
     one_call: bool = False
@@ -150,9 +152,23 @@ def biases_of(logit_bias: dict[str, float] | None) -> tuple[tuple[int, float], .
     return tuple(result)
 
 
-def grammar_of(schema: dict[str, Any] | None) -> str:
-    """The grammar of a schema; of any JSON object without one."""
-    return schema_grammar(ANY_OBJECT if schema is None else schema)
+def must_call(
+    tools: Sequence[dict[str, Any]], name: str | None = None, *, param: str = "tool_choice"
+) -> tuple[str, ...]:
+    """The tools of which one must be called: the named one, or any.
+
+    Raises:
+        Refusal: there is none, or none of that name.
+    """
+    names = tuple(tool["function"]["name"] for tool in tools)
+    if not names:
+        raise Refusal(f'"{param}" needs "tools".', param=param)
+    if name is not None and name not in names:
+        raise Refusal(
+            f'"{param}" must name a tool of the request, got "{name}". It has {", ".join(names)}.',
+            param=param,
+        )
+    return names if name is None else (name,)
 
 
 def joined_text(parts: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from spec_server.errors import Refusal
+from spec_server.guides import ANY_OBJECT
 from spec_server.prompts import Chat
 from spec_server.schema.base import (
     MOST_CHOICES,
@@ -23,8 +24,8 @@ from spec_server.schema.base import (
     TopP,
     Wish,
     biases_of,
-    grammar_of,
     joined_text,
+    must_call,
     sampling_of,
     stops_of,
 )
@@ -169,7 +170,7 @@ class CompletionBody(Common):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
 
@@ -204,26 +205,22 @@ def chat_wish(body: ChatBody, *, knows_effort: bool) -> ChatWish:
     if body.top_logprobs is not None and not body.logprobs:
         raise Refusal('"top_logprobs" needs "logprobs": true.', param="top_logprobs")
     limits = [x for x in (body.max_tokens, body.max_completion_tokens) if x is not None]
-    tools = _tools(body)
-    grammar = _grammar(body)
-    if grammar is not None and tools:
-        raise Refusal(
-            '"response_format" and "tools" cannot be used together. Set "tool_choice": "none".',
-            param="response_format",
-        )
+    tools, forced = _tools(body)
     thinking, effort = _thinking(body, knows_effort)
     chat = Chat(
         tuple(_message(m, f"messages[{i}]") for i, m in enumerate(body.messages)),
         tools,
         thinking,
         effort=effort,
+        must_call=forced,
+        one_call=body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool),
+        schema=_schema(body),
     )
     wish = wish_of(
         body,
         max_tokens=min(limits) if limits else None,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=grammar,
-        one_call=body.parallel_tool_calls is False,
+        one_call=chat.one_call,
     )
     return ChatWish(chat, wish)
 
@@ -249,19 +246,17 @@ def completion_prompts(body: CompletionBody) -> list[str | list[int]]:
     return prompts
 
 
-def _tools(body: ChatBody) -> tuple[dict[str, Any], ...]:
-    """The tools offered; none where the request forbids calls."""
+def _tools(body: ChatBody) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+    """The tools offered, none where the request forbids calls; and those one of which must be."""
     choice = body.tool_choice
-    if choice not in (None, "none", "auto"):
-        raise Refusal(
-            '"tool_choice" must be "auto" or "none"; a call cannot be forced on this server.',
-            param="tool_choice",
-        )
     if choice == "none":
-        return ()
-    if choice == "auto" and not body.tools:
+        return (), ()
+    tools = tuple(tool_of(t.function) for t in body.tools or ())
+    if choice == "auto" and not tools:
         raise Refusal('"tool_choice" needs "tools".', param="tool_choice")
-    return tuple(tool_of(t.function) for t in body.tools or ())
+    if isinstance(choice, NamedTool):
+        return tools, must_call(tools, choice.function.name)
+    return tools, must_call(tools) if choice == "required" else ()
 
 
 def tool_of(function: FunctionSpec) -> dict[str, Any]:
@@ -277,18 +272,18 @@ def tool_of(function: FunctionSpec) -> dict[str, Any]:
     }
 
 
-def _grammar(body: ChatBody) -> str | None:
+def _schema(body: ChatBody) -> dict[str, Any] | None:
     shape = body.response_format
     if shape is None or shape.type == "text":
         return None
     if shape.type == "json_object":
-        return grammar_of(None)
+        return ANY_OBJECT
     if shape.json_schema is None or shape.json_schema.schema_ is None:
         raise Refusal(
             '"response_format" of type "json_schema" needs "json_schema": {"schema": ...}.',
             param="response_format",
         )
-    return grammar_of(shape.json_schema.schema_)
+    return shape.json_schema.schema_
 
 
 def _thinking(body: ChatBody, knows_effort: bool) -> tuple[bool | None, str | None]:

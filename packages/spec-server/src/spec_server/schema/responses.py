@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from spec_server.errors import Refusal
+from spec_server.guides import ANY_OBJECT
 from spec_server.prompts import Chat
 from spec_server.schema.base import (
     MOST_LOGPROBS,
@@ -19,8 +20,8 @@ from spec_server.schema.base import (
     TopK,
     TopP,
     Wish,
-    grammar_of,
     joined_text,
+    must_call,
     sampling_of,
 )
 from spec_server.tools import history_arguments
@@ -169,13 +170,7 @@ def responses_wish(body: ResponsesBody, *, knows_effort: bool) -> ChatWish:
         messages.append({"role": "user", "content": body.input})
     else:
         messages += _turns(body.input)
-    tools, notices = _tools(body)
-    grammar = _grammar(body)
-    if grammar is not None and tools:
-        raise Refusal(
-            '"text.format" and "tools" cannot be used together. Set "tool_choice": "none".',
-            param="text.format",
-        )
+    tools, forced, notices = _tools(body)
     effort = body.reasoning.effort if body.reasoning is not None else None
     thinking = None if effort is None else effort != "none"
     if effort not in (None, "none") and not knows_effort:
@@ -187,20 +182,33 @@ def responses_wish(body: ResponsesBody, *, knows_effort: bool) -> ChatWish:
         max_tokens=body.max_output_tokens,
         stream=bool(body.stream),
         top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        grammar=grammar,
         max_draft=extension.max_draft,
         by_token=bool(extension.by_token),
-        one_call=body.parallel_tool_calls is False,
+        one_call=body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool),
         notices=notices,
     )
-    chat = Chat(tuple(messages), tools, thinking, effort=effort if knows_effort else None)
-    return ChatWish(chat, wish, {"metadata": body.metadata or {}})
+    chat = Chat(
+        tuple(messages),
+        tools,
+        thinking,
+        effort=effort if knows_effort else None,
+        must_call=forced,
+        one_call=wish.one_call,
+        schema=_schema(body),
+    )
+    choice = body.tool_choice or "auto"
+    told = choice.model_dump(exclude_none=True) if isinstance(choice, NamedTool) else choice
+    return ChatWish(chat, wish, {"metadata": body.metadata or {}, "tool_choice": told})
 
 
-def _tools(body: ResponsesBody) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
-    if body.tool_choice not in (None, "none", "auto"):
+def _tools(
+    body: ResponsesBody,
+) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...], tuple[str, ...]]:
+    """The tools offered, those one of which must be called, and notices about others."""
+    choice = body.tool_choice
+    if isinstance(choice, NamedTool) and choice.type != "function":
         raise Refusal(
-            '"tool_choice" must be "auto" or "none"; a call cannot be forced on this server.',
+            f'"tool_choice" of type "{choice.type}" is not supported by this server.',
             param="tool_choice",
         )
     tools: list[dict[str, Any]] = []
@@ -216,18 +224,23 @@ def _tools(body: ResponsesBody) -> tuple[tuple[dict[str, Any], ...], tuple[str, 
             raise Refusal(f'"tools[{i}]" must have a "name" and "parameters".', param=f"tools[{i}]")
         function = {"name": name, "description": str(description), "parameters": parameters}
         tools.append({"type": "function", "function": function})
-    return (() if body.tool_choice == "none" else tuple(tools)), tuple(notices)
+    if choice == "none":
+        return (), (), tuple(notices)
+    forced: tuple[str, ...] = ()
+    if isinstance(choice, NamedTool) or choice == "required":
+        forced = must_call(tools, choice.name if isinstance(choice, NamedTool) else None)
+    return tuple(tools), forced, tuple(notices)
 
 
-def _grammar(body: ResponsesBody) -> str | None:
+def _schema(body: ResponsesBody) -> dict[str, Any] | None:
     shape = body.text.format if body.text is not None else None
     if shape is None or shape.type == "text":
         return None
     if shape.type == "json_object":
-        return grammar_of(None)
+        return ANY_OBJECT
     if shape.schema_ is None:
         raise Refusal('"text.format" of type "json_schema" needs "schema".', param="text.format")
-    return grammar_of(shape.schema_)
+    return shape.schema_
 
 
 def _turns(items: list[Item]) -> list[dict[str, Any]]:

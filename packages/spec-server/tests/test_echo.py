@@ -1,0 +1,93 @@
+"""`echo` of /v1/completions: the prompt in front, and its log-probabilities, through the client."""
+
+import httpx
+import mlx.core as mx
+import openai
+import pytest
+
+from spec_server import Server, Settings
+from spec_targets import load_target
+
+PROMPT = (
+    "The quick brown fox jumps over the lazy dog. It is a small, bright and quiet morning. " * 4
+)
+
+
+@pytest.fixture(scope="module")
+def kept(load_tiny):
+    with Server(load_tiny(), Settings(port=0)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(kept):
+    with openai.OpenAI(base_url=f"{kept.url}/v1", api_key="k", max_retries=0) as one:
+        yield one
+
+
+def complete(client, prompt=PROMPT, **more):
+    return client.completions.create(
+        model="m", prompt=prompt, max_tokens=6, temperature=0, echo=True, **more
+    )
+
+
+def test_the_answer_begins_with_the_prompt(client):
+    bare = client.completions.create(model="m", prompt=PROMPT, max_tokens=6, temperature=0)
+    echoed = complete(client).choices[0]
+    assert echoed.text == PROMPT + bare.choices[0].text and echoed.logprobs is None
+    chunks = [c.choices[0].text for c in complete(client, stream=True) if c.choices]
+    assert "".join(chunks) == echoed.text and chunks[0].startswith(PROMPT)
+
+
+def test_lists_of_prompts_are_echoed_each_with_its_own(client):
+    prompts = ["The quick", "brown fox jumps"]
+    answer = complete(client, prompt=prompts, n=2)
+    assert [c.index for c in answer.choices] == [0, 1, 2, 3]
+    for choice, prompt in zip(answer.choices, [prompts[0]] * 2 + [prompts[1]] * 2, strict=True):
+        assert choice.text.startswith(prompt) and len(choice.text) > len(prompt)
+    ids = complete(client, prompt=[[30, 31, 32], [40, 41]])
+    assert len(ids.choices) == 2
+
+
+def test_logprobs_of_the_prompt_are_the_targets_own(client, folder):
+    target, tokenizer = load_target(folder)
+    ids = tokenizer.encode(PROMPT)
+    assert len(ids) > 64  # more than one chunk
+    cache = target.make_cache()
+    logits = target.verify(mx.array(ids, mx.int32), cache).logits.astype(mx.float32)
+    wanted = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    found = complete(client, logprobs=3).choices[0].logprobs
+    assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
+    for i, token in enumerate(ids[1:], 1):
+        assert found.token_logprobs[i] == pytest.approx(wanted[i - 1, token].item(), abs=1e-3)
+        best = wanted[i - 1].max().item()
+        assert max(found.top_logprobs[i].values()) == pytest.approx(best, abs=1e-3)
+    assert "".join(found.tokens[: len(ids)]) == PROMPT
+    assert found.text_offset[:2] == [0, len(found.tokens[0])]
+    assert len(found.tokens) == len(ids) + 6
+
+
+def test_the_figures_are_the_same_warm_and_cold(client, kept):
+    kept.engine.prefix.entries.clear()
+    cold = complete(client, logprobs=2)
+    assert kept.engine.prefix.entries  # now there is something to go on from
+    client.completions.create(model="m", prompt=PROMPT, max_tokens=3)
+    warm = complete(client, logprobs=2)
+    assert warm.choices == cold.choices
+    assert warm.model_extra["x_spec"]["cached_tokens"] == 0
+
+
+def test_scored_prompts_beside_others_change_nothing(client, kept):
+    want = complete(client, logprobs=1).choices[0]
+    pair = complete(client, prompt=[PROMPT, "The lazy dog."], logprobs=1).choices[0]
+    assert pair.text == want.text and pair.logprobs.tokens == want.logprobs.tokens
+    streamed = [c for c in complete(client, logprobs=1, stream=True) if c.choices]
+    tokens = [t for c in streamed if c.choices[0].logprobs for t in c.choices[0].logprobs.tokens]
+    assert tokens == want.logprobs.tokens
+
+
+@pytest.mark.parametrize(("field", "value"), [("suffix", "end"), ("best_of", 2), ("echo", "yes")])
+def test_what_is_not_done_is_refused_by_name(kept, field, value):
+    body = {"model": "m", "prompt": "x", field: value}
+    refused = httpx.post(f"{kept.url}/v1/completions", json=body)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == field
