@@ -1,10 +1,13 @@
 import json
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 from spec_core import LoadError
 from spec_targets import load_target
+from spec_targets.load import _compute_type
+from spec_targets.tiny import build, tiny_config
 
 
 def test_a_checkpoint_loads_with_its_limits(checkpoint):
@@ -16,6 +19,22 @@ def test_a_checkpoint_loads_with_its_limits(checkpoint):
 def test_the_compute_type_can_be_chosen(checkpoint):
     target, _ = load_target(checkpoint(), dtype=mx.bfloat16)
     assert target.embed(mx.array([1])).dtype == mx.bfloat16
+
+
+def test_a_gpu_computes_a_packed_checkpoint_in_16_bits_though_it_holds_some_float32():
+    """As a converted GGUF does: its norms are float32, and so would be every product."""
+    model = build(tiny_config("qwen3"))
+    assert _compute_type(model, on_cpu=False) is None  # nothing packed: its own type
+    nn.quantize(
+        model,
+        group_size=32,
+        bits=4,
+        class_predicate=lambda _, m: hasattr(m, "to_quantized") and m.weight.shape[-1] % 32 == 0,
+    )
+    assert _compute_type(model, on_cpu=False) == mx.bfloat16
+    assert _compute_type(model, on_cpu=True) == mx.float32
+    model.set_dtype(mx.float16)
+    assert _compute_type(model, on_cpu=False) is None
 
 
 def test_packed_keys_are_an_argument_of_loading(checkpoint):

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm.utils import MODEL_REMAPPING, load_model, load_tokenizer
 
 from spec_core import LoadError, SpecError, registry
@@ -42,8 +44,10 @@ def load_target(
 
     Args:
         model: A folder with config.json, safetensors and tokenizer files, or a hub id.
-        dtype: Compute type; without it the checkpoint's own, except on the CPU backend, which
-            computes in float32 (its 16-bit quantised matmul accumulates in 16 bits).
+        dtype: Compute type; without it the checkpoint's own, with two exceptions: the CPU backend
+            computes in float32 (its 16-bit quantised matmul accumulates in 16 bits), and a GPU
+            computes in bfloat16 what is packed but keeps some values in float32, as a converted
+            GGUF does: one of them would draw every product into float32.
         kv_bits: Hold keys and values in 4 or 8 bits from the first token; see `quantised`.
         group: Split every layer over these processes, all of which make this call; see `parallel`.
         kernels: The few-row kernels: "auto" races them where they have been measured (NVIDIA),
@@ -69,8 +73,7 @@ def load_target(
     refuse_missing_weights(folder)
     try:
         network, _ = load_model(folder, lazy=True, trust_remote_code=trust_remote_code)
-        if dtype is None and mx.default_device() == mx.cpu:
-            dtype = mx.float32
+        dtype = dtype or _compute_type(network, on_cpu=mx.default_device() == mx.cpu)
         if dtype is not None:
             network.set_dtype(dtype)
         if group is not None and group.size() > 1:
@@ -122,6 +125,15 @@ def family_for(model_type: str) -> Family:
     near = get_close_matches(model_type, known, n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""
     raise LoadError(f'[load] No target family "{model_type}". Known: {", ".join(known)}.{hint}')
+
+
+def _compute_type(network: nn.Module, *, on_cpu: bool) -> mx.Dtype | None:
+    """What to compute in where the caller has no wish; None for the checkpoint's own type."""
+    if on_cpu:
+        return mx.float32
+    arrays = [array for _, array in tree_flatten(network.parameters())]
+    packed = any(array.dtype == mx.uint32 for array in arrays)
+    return mx.bfloat16 if packed and any(a.dtype == mx.float32 for a in arrays) else None
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
