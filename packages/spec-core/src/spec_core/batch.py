@@ -292,6 +292,8 @@ class Batch:
         rows = self._joined
         started = time.perf_counter()
         may_draft = self._crowd is None or self._crowd.may_draft(len(rows))
+        for row in rows:
+            row.run.since = started
         before = [(row.run.seen, row.run.keys.getstate()) for row in rows]
         drafts: list[Draft | Exception] = [self._draft(row, may_draft) for row in rows]
         good = [d if isinstance(d, Draft) else NO_DRAFTS for d in drafts]

@@ -20,6 +20,7 @@ import mlx.core as mx
 from spec_core import Draft, LoadError, Sampling, Target, TargetOutput, registry, target_probs
 from spec_core.sampling import draw
 from spec_drafters._files import locate
+from spec_drafters._vocab import chosen_of, or_none
 from spec_drafters._vocabulary import check_same_vocabulary, vocabulary_file
 
 _CHUNK = 512  # rows of one prefill
@@ -99,6 +100,7 @@ class DraftModelDrafter:
         block = mx.array(head, mx.int32)
         tokens: list[mx.array] = []
         rows: list[mx.array] = []
+        chosen_by: list[mx.array] = []
         for step_key in mx.random.split(key, n_drafts):
             output = self._model.verify(block, self._cache)
             # Committed rows stay; the anchor is the loop's to commit, the drafts are guesses.
@@ -113,9 +115,11 @@ class DraftModelDrafter:
                 rows.append(target_probs(logits, settings))
                 drafted = draw(rows[-1], step_key)
             tokens.append(drafted)
+            chosen_by.append(chosen_of(rows[-1] if rows else logits, drafted))
             block = mx.concatenate([block, drafted])
         probs = mx.concatenate(rows) if rows else None
-        return Draft(mx.concatenate(tokens), probs, source=self.name)
+        drafts = or_none(mx.concatenate(tokens), mx.concatenate(chosen_by))
+        return Draft(drafts, probs, source=self.name)
 
     def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
         """Remember committed ids; the next draft forwards them."""
