@@ -91,6 +91,7 @@ def load_target(
         raise LoadError(
             f'[load] mlx-lm must be able to load "{folder}", and says: {_one_line(error)}'
         ) from error
+    target.folder = folder
     target.kernels = install_kernels(
         network,
         text_config,
