@@ -189,8 +189,8 @@ def script_loader(folder: Path, scripts: dict[str, str]):
 
 @pytest.fixture(scope="session")
 def load_tiny(folder):
-    """Loaders of the tiny model: `load_tiny(drafts=True, wrap=...)`."""
-    return lambda **settings: tiny_loader(folder, **settings)
+    """Loaders of the tiny model, or of another folder: `load_tiny(path=..., drafts=True)`."""
+    return lambda path=folder, **settings: tiny_loader(path, **settings)
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,13 @@
 """Kept states: what is found again, and that nothing ever changes by it."""
 
+import json
 import random
+import shutil
 
 import httpx
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
 from spec_core import TargetOutput
 from spec_core.testing import ToyDrafter
@@ -13,6 +16,7 @@ from spec_server import Server, Settings
 from spec_server.jobs import common_prefix
 from spec_server.prefix import PrefixCache, state_bytes
 from spec_targets import load_target
+from spec_targets.tiny import build, tiny_config
 
 COMPLETIONS = "/v1/completions"
 
@@ -152,6 +156,49 @@ def test_conversations_reuse_what_they_share_and_answer_alike(warm, cold):
     edited = [*messages[:2], {"role": "assistant", "content": "No."}, *messages[3:-1]]
     text, n = chat(warm, edited)
     assert text == chat(cold, edited)[0] and 20 < n < reused[-1]
+
+
+HYBRIDS = {
+    "lfm2": {},
+    "qwen3_5": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "gemma3_text": {},
+}
+
+
+@pytest.mark.parametrize("model_type", HYBRIDS)
+def test_recurrent_and_window_models_reuse_what_a_conversation_shares(
+    load_tiny, folder, tmp_path, model_type
+):
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    config = tiny_config(
+        model_type, vocab_size=vocab_size, max_position_embeddings=1024, **HYBRIDS[model_type]
+    )
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "eos_token_id": 1}))
+    weights = dict(tree_flatten(build(config).parameters()))
+    mx.save_safetensors(str(tmp_path / "model" / "model.safetensors"), weights, {"format": "mlx"})
+    load = load_tiny(path=tmp_path / "model")
+
+    def chat(server, messages):
+        body = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 12}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
+        return answer["choices"][0]["message"]["content"], answer["x_spec"]["cached_tokens"]
+
+    one = Settings(port=0, prefill_chunk=16)
+    off = Settings(port=0, prefill_chunk=16, prefix_bytes=0)
+    with Server(load, one) as warm, Server(load, off) as cold:
+        messages = [{"role": "system", "content": "Be brief. " * 8}]
+        reused = []
+        for turn in range(4):
+            messages.append({"role": "user", "content": f"Turn {turn}."})
+            text, n = chat(warm, messages)
+            assert text == chat(cold, messages)[0]
+            reused.append(n)
+            messages.append({"role": "assistant", "content": text})
+            messages.append({"role": "tool", "tool_call_id": "c", "content": "sunny"})
+        assert reused[0] == 0 and reused == sorted(set(reused))
+        again, n = chat(warm, messages[:-2])  # regenerate
+        assert again == messages[-2]["content"] and n > reused[2]
 
 
 def test_a_state_after_a_stop_inside_a_block_is_right(warm, cold):
