@@ -1,13 +1,10 @@
 """Kept states: what is found again, and that nothing ever changes by it."""
 
-import json
 import random
-import shutil
 
 import httpx
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 
 from spec_core import TargetOutput
 from spec_core.testing import ToyDrafter
@@ -16,7 +13,6 @@ from spec_server import Server, Settings
 from spec_server.jobs import common_prefix
 from spec_server.prefix import PrefixCache, state_bytes
 from spec_targets import load_target
-from spec_targets.tiny import build, tiny_config
 
 COMPLETIONS = "/v1/completions"
 
@@ -167,17 +163,9 @@ HYBRIDS = {
 
 @pytest.mark.parametrize("model_type", HYBRIDS)
 def test_recurrent_and_window_models_reuse_what_a_conversation_shares(
-    load_tiny, folder, tmp_path, model_type
+    load_tiny, folder_of, model_type
 ):
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    config = tiny_config(
-        model_type, vocab_size=vocab_size, max_position_embeddings=1024, **HYBRIDS[model_type]
-    )
-    shutil.copytree(folder, tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "eos_token_id": 1}))
-    weights = dict(tree_flatten(build(config).parameters()))
-    mx.save_safetensors(str(tmp_path / "model" / "model.safetensors"), weights, {"format": "mlx"})
-    load = load_tiny(path=tmp_path / "model")
+    load = load_tiny(path=folder_of(model_type, **HYBRIDS[model_type]))
 
     def chat(server, messages):
         body = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 12}
