@@ -218,8 +218,8 @@ def load_tiny(folder):
 
 @pytest.fixture(scope="session")
 def load_script(folder):
-    """Loaders of a target that follows scripts."""
-    return lambda scripts: script_loader(folder, scripts)
+    """Loaders of a target that follows scripts, with the tokenizer of a folder."""
+    return lambda scripts, path=folder: script_loader(path, scripts)
 
 
 @pytest.fixture(scope="session")

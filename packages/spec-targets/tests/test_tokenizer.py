@@ -19,12 +19,12 @@ from spec_targets.tokenizer import HfTokenizer
 class Words:
     """One id per character; a template that refuses what it is told to."""
 
-    bos_token = None
+    bos_token = bos_token_id = None
 
     def __init__(self, refusal: str | None = None) -> None:
         self.refusal = refusal
 
-    def encode(self, text, add_special_tokens):
+    def encode(self, text, add_special_tokens=True):
         return [ord(c) for c in text]
 
     def apply_chat_template(self, messages, **options):
@@ -98,3 +98,36 @@ def test_end_tokens_that_are_no_ids_are_refused(tmp_path):
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(LoadError, match='generation_config.json" must be JSON'):
         load_target(tmp_path)
+
+
+class Starting(Words):
+    """Puts a start token, "^", in front of raw texts, but for templates that leave it out."""
+
+    bos_token, bos_token_id = "^", ord("^")
+
+    def __init__(self, template: str, adds: bool) -> None:
+        super().__init__()
+        self.template, self.adds = template, adds
+
+    def encode(self, text, add_special_tokens=True):
+        start = "^" if add_special_tokens and self.adds else ""
+        return [ord(c) for c in start + text]
+
+    def apply_chat_template(self, messages, **options):
+        return self.encode(self.template + messages[0]["content"], False)
+
+
+@pytest.mark.parametrize(
+    ("template", "adds", "want"),
+    [("^<", True, "^<hi"), ("<", True, "^<hi"), ("^<", False, "^<hi"), ("<", False, "<hi")],
+)
+def test_a_conversation_has_its_start_token_once(template, adds, want):
+    made = HfTokenizer(
+        SimpleNamespace(
+            _tokenizer=Starting(template, adds), eos_token_ids=[2], has_chat_template=True
+        )
+    )
+    ids = made.encode_chat([{"role": "user", "content": "hi"}])
+    assert "".join(map(chr, ids)) == want
+    for text in ("hi", "^hi"):  # raw texts likewise
+        assert "".join(map(chr, made.encode(text))).count("^") == (adds or text[0] == "^")
