@@ -99,37 +99,3 @@ def test_packed_states_are_frozen_packed(make_target):
     for n in (30, 17):
         want = next_logits(target, prefilled(target, ids[:n]))
         assert mx.array_equal(next_logits(target, target.thaw(frozen, n)), want).item()
-
-
-RECURRENT = ("qwen3_5", "lfm2", "mamba2", "falcon_h1", "recurrent_gemma")
-
-
-@pytest.mark.parametrize("model_type", RECURRENT)
-def test_recurrent_state_goes_on_from_where_it_was_marked(make_target, model_type):
-    target = make_target(model_type)
-    ids, cache, marks = ids_of(60, 7), target.make_cache(), []
-    for start, end in ((0, 20), (20, 33), (33, 60)):
-        target.prefill(ids[start:end], cache)
-        marks.append(target.mark(cache))
-    frozen = target.freeze(cache, marks)
-    unmarked = target.freeze(cache)
-    assert [frozen.reach(n) for n in (60, 59, 33, 32, 20)] == [60, 33, 33, 20, 20]
-    assert frozen.reach(19) == unmarked.reach(59) == 0
-    again = rebuilt(frozen.arrays(), frozen.layout(), frozen.offset)
-    assert unmarked.nbytes < frozen.nbytes == again.nbytes
-    target.prefill([1, 2, 3], cache)  # what was marked and frozen must not follow
-    for n in (60, 33, 20):
-        want = next_logits(target, prefilled(target, ids[:n]))
-        for state in (frozen, again):
-            assert mx.abs(next_logits(target, target.thaw(state, n)) - want).max().item() < 1e-4
-    with pytest.raises(ValueError, match="within reach"):
-        target.thaw(frozen, 32)
-
-
-def test_what_keeps_its_rows_needs_no_marks(make_target):
-    target = make_target("llama")
-    cache = prefilled(target, ids_of(10, 3))
-    assert target.mark(cache) is None
-    target.verify(mx.array([3], mx.int32), cache)
-    with pytest.raises(StateError, match="open block"):
-        target.mark(cache)

@@ -118,22 +118,13 @@ class PrefixCache:
         frozen = self.disk.load(stored)
         return frozen is not None and self.put(stored.tokens, frozen, {}) is not None
 
-    def store(
-        self, tokens: Sequence[int], cache: Any, drafts: dict[int, Any], marks: Sequence[Any] = ()
-    ) -> Entry | None:
-        """Keep a copy of a closed cache that stands for `tokens`; returns the new entry.
-
-        Args:
-            tokens: Ids.
-            cache: Closed; copied.
-            drafts: Drafter contexts by length.
-            marks: What the target's `mark` gave while the prompt was forwarded.
-        """
+    def store(self, tokens: Sequence[int], cache: Any, drafts: dict[int, Any]) -> Entry | None:
+        """Keep a copy of a closed cache that stands for `tokens`; returns the new entry."""
         if not self.enabled or cache is None or cache.offset != len(tokens):
             return None
         if len(tokens) < _LEAST or any(self._covers(entry, tokens) for entry in self.entries):
             return None
-        frozen = self._target.freeze(cache, marks) if marks else self._target.freeze(cache)
+        frozen = self._target.freeze(cache)
         if frozen is None:
             return None
         entry = self.put(tuple(tokens), frozen, drafts)

@@ -111,7 +111,6 @@ class Generation:
         self._first_s = 0.0
         self._ids: list[int] = []
         self._drafts: dict[int, Any] = {}
-        self._marks: dict[int, Any] = {}  # recurrent state of the target by length
         self._by_token: TextStream | None = None
         if job.ask.by_token:
             self._by_token = TextStream(words.decode, job.ask.stop, job.ask.prompt[-4:])
@@ -124,10 +123,6 @@ class Generation:
     def forwarded(self, row: Row, done: int, total: int) -> None:
         """A chunk of the prompt has been forwarded."""
         self.job.sink(Progress(done, total))
-        mark = getattr(self._machinery.served.pair.target, "mark", None)
-        if mark is not None and (marked := mark(row.run.cache)) is not None:
-            kept = sorted(self._marks)[-1:]  # the chunk before and this one
-            self._marks = {n: self._marks[n] for n in kept} | {done: marked}
         if self._drafter is not None and self._drafter.taps:
             kept = sorted(self._drafts)[-1:]  # the chunk before and this one
             self._drafts = {n: self._drafts[n] for n in kept}
@@ -148,14 +143,14 @@ class Generation:
             events.append(End(round_.finish_reason, self.row.stopped_by, self._figures()))
         return events
 
-    def state(self, cache: Any) -> tuple[list[int], Any, dict[int, Any], list[Any]]:
-        """The ids that a closed cache stands for, the cache, drafter contexts by length, marks."""
+    def state(self, cache: Any) -> tuple[list[int], Any, dict[int, Any]]:
+        """The ids that a closed cache stands for, the cache, and drafter contexts by length."""
         n = cache.offset if cache is not None else 0
         tokens = [*self.job.ask.prompt, *self._ids][:n]
         drafts = dict(self._drafts)
         if self._drafter is not None and self._drafter.taps and self._ids:
             drafts[n] = self._drafter.state()
-        return tokens, cache, drafts, list(self._marks.values())
+        return tokens, cache, drafts
 
     # -- parts of an event -----------------------------------------------------------------------
 

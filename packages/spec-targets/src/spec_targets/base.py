@@ -22,7 +22,7 @@ from spec_targets.families import Family
 from spec_targets.forward import Forward, Pass
 from spec_targets.quantised import check_kv_bits, group_size_for, pack_entry, refuse_unreadable
 from spec_targets.rollback import Rollback, replace_entry, rollback_for
-from spec_targets.snapshot import FrozenCache, Mark, freeze_entry, mark_entry, with_marks
+from spec_targets.snapshot import FrozenCache, freeze_entry
 
 _PROBE_IDS = (1, 2, 3)
 
@@ -173,32 +173,16 @@ class MlxTarget:
 
     # -- states to come back to ------------------------------------------------------------------
 
-    def mark(self, cache: TargetCache) -> list[Mark] | None:
-        """A copy of a closed cache's recurrent state, for `freeze`; None where there is none."""
-        if cache.is_open:
-            raise StateError("[mark] The open block must be committed first.")
-        _refuse_torn(cache, "mark")
-        marks = [mark_entry(entry, cache.offset) for entry in cache.entries]
-        return marks if any(mark is not None for mark in marks) else None
-
-    def freeze(self, cache: TargetCache, marks: Sequence[list[Mark]] = ()) -> FrozenCache | None:
-        """A copy of a closed cache to go on from later; None for kinds that cannot be copied.
-
-        Args:
-            cache: Of one sequence.
-            marks: What `mark` gave earlier in the same sequence: lengths to go on from as well.
-        """
+    def freeze(self, cache: TargetCache) -> FrozenCache | None:
+        """A copy of a closed cache to go on from later; None for kinds that cannot be copied."""
         if cache.is_open:
             raise StateError("[freeze] The open block must be committed first.")
         _refuse_torn(cache, "freeze")
         frozen = [freeze_entry(entry, cache.offset) for entry in cache.entries]
-        entries = [entry for entry in frozen if entry is not None]
+        entries = tuple(entry for entry in frozen if entry is not None)
         if len(entries) < len(frozen):
             return None
-        if marks:
-            pairs = zip(entries, zip(*marks, strict=True), strict=True)
-            entries = [with_marks(entry, own) for entry, own in pairs]
-        copy = FrozenCache(tuple(entries), cache.offset)
+        copy = FrozenCache(entries, cache.offset)
         mx.eval(copy.arrays())
         return copy
 

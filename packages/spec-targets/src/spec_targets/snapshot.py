@@ -2,12 +2,12 @@
 
 A frozen state holds rows up to some length N. Entries whose rows are positions can go on from any
 shorter length as well; a sliding window only where its last W - 1 rows are still held; recurrent
-state only from N itself, and from the lengths at which it was marked on the way. Freezing copies
-what is in use, so the live cache and the frozen one never share a buffer that is written to.
+state only from N itself. Freezing copies what is in use, so the live cache and the frozen one never
+share a buffer that is written to.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -27,7 +27,7 @@ class FrozenEntry:
             of a recurrent state.
         offset: Absolute position of the next row, N.
         details: Numbers of the kind: (window, slack), or (group size, bits).
-        parts: Entries of a list; of a state, the same state at shorter lengths.
+        parts: Entries of a list.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class FrozenEntry:
         if self.kind == "list":
             return min(part.reach(n) for part in self.parts)
         if self.kind == "state":
-            return max((s.offset for s in (self, *self.parts) if s.offset <= n), default=0)
+            return self.offset if n >= self.offset else 0
         n = min(n, self.offset)
         first = self.offset - self.arrays[0].shape[2]  # absolute position of the oldest row
         if first == 0 or self.kind != "window" or n - (self.details[0] - 1) >= first:
@@ -53,9 +53,8 @@ class FrozenEntry:
         if self.kind == "list":
             return CacheList(*(part.thaw(n) for part in self.parts))
         if self.kind == "state":
-            found = next(s for s in (self, *self.parts) if s.offset == n)
             state = RecurrentCache(len(self.arrays))
-            state.cache = [mx.contiguous(slot) for slot in found.arrays]
+            state.cache = [mx.contiguous(slot) for slot in self.arrays]
             return state
         end = self.arrays[0].shape[2] - (self.offset - n)
         rows = [mx.contiguous(a[:, :, :end]) for a in self.arrays]
@@ -95,13 +94,8 @@ class FrozenCache:
 
     def reach(self, n: int) -> int:
         """The greatest length up to `n` that all entries can go on from; 0 is always possible."""
-        reached = min(n, self.offset)
-        while reached:
-            deeper = min((entry.reach(reached) for entry in self.entries), default=reached)
-            if deeper == reached:
-                break
-            reached = deeper  # where one entry stops, another one may stop earlier still
-        return reached
+        reached = min([n, self.offset, *(entry.reach(n) for entry in self.entries)])
+        return reached if all(e.reach(reached) == reached for e in self.entries) else 0
 
     @property
     def nbytes(self) -> int:
@@ -160,29 +154,6 @@ def freeze_entry(entry: Any, offset: int) -> FrozenEntry | None:
         arrays = _copies((entry.keys, entry.values), entry.n_held)
         return FrozenEntry("window", arrays, entry.offset, (entry.window, entry.slack))
     return None
-
-
-Mark = FrozenEntry | tuple[Any, ...] | None
-"""A copy of what an entry cannot find again in its later self: recurrent state, or a list's."""
-
-
-def mark_entry(entry: Any, offset: int) -> Mark:
-    """The mark of a live entry; None for one that keeps its rows."""
-    if type(entry) is CacheList:
-        marks = tuple(mark_entry(one, offset) for one in entry.caches)
-        return marks if any(mark is not None for mark in marks) else None
-    return freeze_entry(entry, offset) if type(entry) is RecurrentCache else None
-
-
-def with_marks(entry: FrozenEntry, marks: Sequence[Mark]) -> FrozenEntry:
-    """A frozen entry that can also go on from where its live one was marked."""
-    found: Any = [mark for mark in marks if mark is not None]
-    if entry.kind == "list" and found:
-        pairs = zip(entry.parts, zip(*found, strict=True), strict=True)
-        return replace(entry, parts=tuple(with_marks(part, own) for part, own in pairs))
-    if entry.kind == "state":
-        return replace(entry, parts=tuple(m for m in found if m.offset < entry.offset))
-    return entry
 
 
 def _copies(arrays: Sequence[Any], n_rows: int) -> tuple[mx.array, ...]:
