@@ -34,7 +34,7 @@ class Guesser:
         at = len(self.observed) - self.n_prompt + 1
         right = self.answer[at : at + self.rng.randint(0, min(cap, self.max_draft))]
         tokens = [
-            token if self.rng.random() < 0.7 else self.rng.randrange(-2, self.vocab_size + 2)
+            token if self.rng.random() < 0.7 else self.rng.randrange(self.vocab_size + 2)
             for token in right
         ]
         return Draft(mx.array(tokens, mx.int32), source=self.name)

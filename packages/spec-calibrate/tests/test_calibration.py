@@ -64,10 +64,19 @@ def test_a_noisy_measurement_is_flagged_and_remarked_on(tmp_path: Path, monkeypa
     remarks: list[str] = []
     found = calibrate(_pair(), KEY, store=Store(tmp_path), notify=remarks.append)
     assert found.noisy and found.to_json()["noisy"] is True
-    assert remarks == [
-        "[calibrate] Repeated measurements differ by 40%. "
-        "Calibrate again when the machine is quiet."
-    ]
+    (said,) = remarks
+    assert "Repeated ones differ by 40%: run spec calibrate when the machine is quiet." in said
+    for _ in range(2):  # kept, but never silently
+        remarks.clear()
+        again = load_or_measure(_pair(), KEY, store=Store(tmp_path), notify=remarks.append)
+        assert again.cached and again.noisy
+        assert f"The stored ones of {found.created[:10]} differ by 40%" in remarks[0]
+    quiet = replace(noisy, noise=0.02)
+    monkeypatch.setattr("spec_calibrate.calibration.measure", lambda *args, **kwargs: quiet)
+    remarks.clear()
+    calibrate(_pair(), KEY, store=Store(tmp_path), notify=remarks.append)  # one call measures anew
+    assert not load_or_measure(_pair(), KEY, store=Store(tmp_path), notify=remarks.append).noisy
+    assert remarks == []
 
 
 def test_the_json_has_the_promised_keys():

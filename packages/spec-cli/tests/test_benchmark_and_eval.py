@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 
@@ -34,6 +35,7 @@ def test_benchmark_races_lookup_against_baseline(spec, tiny_folder, prompt_file)
     for row in report["rows"]:
         assert row["identical"] is True and row["trials"] == 2 and row["tokens_per_second"] > 0
         assert row["speedup"] == 1.0 or row["mode"] == "lookup"
+        assert row["prefill_seconds"] > 0
     assert report["rows"][1]["acceptance_length"] > 1  # otherwise nothing was shown
 
 
@@ -65,6 +67,25 @@ def test_benchmark_prints_a_table(spec, tiny_folder, prompt_file):
         "--set", "two", "--limit", 1, "--max-tokens", 4, "--trials", 1,
     )  # fmt: skip
     assert code == 0 and "speed-up" in out and "lookup" in out and "one" not in out
+
+
+def test_a_model_that_ends_at_once_is_raced_without_a_speed(spec, tiny_folder, tmp_path):
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt": "1, 2, 3"}')
+    shutil.copytree(tiny_folder, tmp_path / "ends")
+    settings = ("--raw", "--model", tmp_path / "ends", "--mode")
+    code, out, err = spec("generate", "1, 2, 3", *settings, "baseline", "--max-tokens", 1, "--json")
+    assert code == 0, err
+    config = json.loads((tmp_path / "ends" / "config.json").read_text())
+    config["eos_token_id"] = json.loads(out)["token_ids"]
+    (tmp_path / "ends" / "config.json").write_text(json.dumps(config))
+    race = ("--prompts", prompts, "--trials", 2, "--max-draft", 3)
+    code, out, err = spec("benchmark", *settings, "lookup", *race, "--json")
+    assert code == 0, err
+    for row in json.loads(out)["rows"]:
+        assert row["speedup"] is None and row["tokens_per_second"] == 0 and row["identical"]
+    code, out, err = spec("benchmark", *settings, "lookup", *race)
+    assert code == 0 and "lookup" in out, err
 
 
 def test_eval_reports_every_task(spec, tiny_folder, prompt_file):

@@ -1,10 +1,12 @@
 """The drafter options, on the tiny model for refusals and on the embedded default for real."""
 
 import json
+import shutil
 
 import pytest
 
 import spec_demo
+from spec_cli import main, opening
 
 
 def test_a_mode_with_weights_asks_for_them(spec, tiny_folder):
@@ -40,3 +42,28 @@ def test_the_embedded_default_drafts_with_its_own_head(spec, demo_folder):
         ids[mode] = result["token_ids"]
     assert ids["dspark"] == ids["baseline"]
     assert result["mode"] == "dspark" and result["acceptance_length"] > 1.5
+
+
+@pytest.mark.weights
+def test_a_damaged_drafter_is_refused_by_name_and_done_without_in_auto(
+    spec, demo_folder, tmp_path, monkeypatch
+):
+    folder = tmp_path / "cut"
+    shutil.copytree(spec_demo.drafter_folder(), folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    monkeypatch.setattr(opening, "embedded_drafter", lambda: str(folder))
+    monkeypatch.setattr(opening, "_embedded", lambda: ("SmolLM2", demo_folder))
+    settings = ("generate", "Hi", "--max-tokens", 2, "--max-draft", 1)
+    for named in (("--drafter", folder), ("--mode", "dspark")):
+        code, out, err = spec(*settings, *named)
+        assert (code, out) == (1, "") and '"model.safetensors" must be a whole' in err
+    code, out, err = spec(*settings, "--json")
+    assert code == 0 and "Drafting by lookup: [load]" in err
+    assert json.loads(out)["mode"] == "lookup"
+
+
+def test_a_warning_is_one_line_without_code(capsys):
+    main.tell_warning("[draft] Odd.", RuntimeWarning, "loop.py", 12)
+    main.tell_warning("old", DeprecationWarning, "x.py", 1, line="import x")
+    assert capsys.readouterr().err == "[draft] Odd.\nDeprecationWarning: old\n"

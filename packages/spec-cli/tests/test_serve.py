@@ -71,6 +71,7 @@ def test_it_serves_until_it_is_told_to_end(started):
     assert child.wait(30) in (0, -signal.SIGTERM)
     said = child.stderr.read()
     assert f"(lookup) on http://127.0.0.1:{port}" in said and "Traceback" not in said
+    assert "Drafts: max-draft 3." in said  # pinned, so no calibration is in use
 
 
 def test_states_on_disk_outlive_the_process(started):

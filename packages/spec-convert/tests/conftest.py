@@ -46,7 +46,7 @@ def write_gguf(
     tensors: Mapping[str, tuple[np.ndarray[Any, Any], Kind]],
     metadata: Mapping[str, Any],
 ) -> Path:
-    """Write float32 tensors, each stored as the type beside it."""
+    """Write float32 tensors, each stored as the type beside it; bytes are stored as they are."""
     writer = gguf.GGUFWriter(path, arch)
     for key, value in metadata.items():
         if isinstance(value, bool):
@@ -65,6 +65,8 @@ def write_gguf(
             writer.add_tensor(name, values.astype(dtype))
         elif kind is Kind.I64:
             writer.add_tensor(name, values)
+        elif values.dtype == np.uint8:
+            writer.add_tensor(name, values, raw_dtype=kind)
         else:
             data = gguf.quants.quantize(values.astype(np.float32), kind)
             writer.add_tensor(name, data, raw_dtype=kind)

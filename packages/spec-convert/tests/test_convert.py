@@ -11,6 +11,8 @@ from safetensors.numpy import load_file
 
 from spec_convert import ConvertError, convert, verify
 
+from .conftest import HIDDEN, interleave, llama_gguf_name, llama_weights
+
 Kind = gguf.GGMLQuantizationType
 IDS = [1, 5, 9, 200, 260, 3, 3, 77]
 
@@ -56,6 +58,36 @@ def test_other_types_are_rounded_and_reported(make_gguf, tiny_metadata, make_lla
     worst = max(tensor.max_error for tensor in report.tensors)
     assert not report.lossless and 0 < worst < 0.01
     assert all(result.within for result in verify(tmp_path / "out", make_llama(Kind.Q8_0)))
+
+
+def test_an_unused_output_tensor_of_a_tied_model_is_dropped_whatever_its_type(
+    make_gguf, tiny_metadata, make_llama, tmp_path
+):
+    tied = convert(make_llama(), tmp_path / "tied")
+    assert tied.dropped == ()
+    weights, n_vocab = llama_weights(), len(tiny_metadata["tokenizer.ggml.tokens"])
+    tensors = {
+        llama_gguf_name(name): (
+            interleave(value, 4 if "q_proj" in name else 2)
+            if "q_proj" in name or "k_proj" in name
+            else value,
+            Kind.F32,
+        )
+        for name, value in weights.items()
+    }
+    block, n_bytes = gguf.GGML_QUANT_SIZES[Kind.Q8_1]  # nothing here can read this type
+    row = HIDDEN // block * n_bytes
+    tensors["output.weight"] = (np.zeros((n_vocab, row), np.uint8), Kind.Q8_1)
+    metadata = {k: v for k, v in tiny_metadata.items() if k != "general.architecture"}
+    said = make_gguf("said.gguf", "llama", tensors, metadata | {"llama.tie_word_embeddings": True})
+    report = convert(said, tmp_path / "said")
+    assert report.dropped == ("output.weight",) and report.lossless
+    assert load_file(tmp_path / "said" / "model.safetensors").keys() == weights.keys()
+    np.testing.assert_array_equal(logits(tmp_path / "said"), logits(tmp_path / "tied"))
+    assert all(result.within for result in verify(tmp_path / "said", said))
+    unsaid = make_gguf("unsaid.gguf", "llama", tensors, metadata)
+    with pytest.raises(ConvertError, match="type Q8_1 has no dequantiser"):
+        convert(unsaid, tmp_path / "unsaid")
 
 
 def test_raw_names_keep_everything_as_it_was(make_gguf, tmp_path):

@@ -6,6 +6,8 @@ import mlx.core as mx
 import pytest
 
 from spec_core import FixedCap, Pair, Sampling, SpecError, generate
+from spec_core import loop as loop_module
+from spec_core.batch import Batch
 from spec_core.testing import ScriptedDrafter, ToyCache, ToyDrafter, ToyTarget
 from spec_core.types import TargetOutput
 
@@ -288,3 +290,67 @@ def test_rounds_carry_wall_time_and_their_source():
     assert rounds[0].source == "target"
     assert {r.source for r in rounds if r.n_drafted} == {"toy"}
     assert all(r.text == "" for r in rounds)
+
+
+class Clock:
+    """Stands still but for what a test adds."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Timed(ToyTarget):
+    """A second for each chunk of a prompt, two for each verify."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def prefill(self, tokens, cache, *, taps=()):
+        self.clock.now += 1 - 2
+        return super().prefill(tokens, cache, taps=taps)  # which is a verify here
+
+    def verify(self, block, cache, *, taps=()):
+        self.clock.now += 2
+        return super().verify(block, cache, taps=taps)
+
+
+@pytest.fixture(name="clock")
+def _clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(loop_module, "time", clock)
+    return clock
+
+
+def test_the_time_of_a_round_is_the_loops_own(clock):
+    asked = generate(
+        Pair(Timed(clock), ToyDrafter(max_draft=2)), PROMPT * 3, max_tokens=9, prefill_chunk=3
+    )
+    clock.now += 100
+    rounds = []
+    for round_ in asked:
+        rounds.append(round_)
+        clock.now += 50
+    assert [r.elapsed_s for r in rounds] == [3, *[2] * (len(rounds) - 1)]
+
+
+def test_a_step_enqueued_ahead_counts_from_the_round_before_it(clock):
+    rounds = []
+    for round_ in generate(Pair(Timed(clock)), PROMPT, max_tokens=6):
+        rounds.append(round_)
+        clock.now += 50
+    # The first plain step and the one behind it are enqueued before the first one is read.
+    assert [r.elapsed_s for r in rounds] == [1, 4, 52, 52, 52, 50]
+
+
+def test_the_time_of_a_prompt_in_a_batch_leaves_the_other_rows_out(clock):
+    batch = Batch(Timed(clock))
+    batch.add(Pair(Timed(clock)), PROMPT * 3, max_tokens=2, prefill_chunk=3)
+    clock.now += 100
+    first = []
+    while not first:
+        first = batch.step()
+        clock.now += 50
+    assert first[0][1].elapsed_s == 3

@@ -271,13 +271,23 @@ class Lost(ToyDrafter):
         return Draft(mx.full((cap,), self.token, mx.int32), probs)
 
 
-@pytest.mark.parametrize("token", [-1, 12, 10**8])
+@pytest.mark.parametrize("token", [12, 10**8])
 @pytest.mark.parametrize("with_probs", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"presence_penalty": 0.5}])
 def test_drafts_outside_the_vocabulary_are_rejected(token, with_probs, settings):
     rounds = run(ToyTarget(), Lost(token, with_probs), 30, sampling=Sampling(**settings))
     assert all(0 <= t < 12 for t in tokens_of(rounds))
     assert all(r.n_accepted == 0 for r in rounds)
+
+
+@pytest.mark.parametrize("with_probs", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"presence_penalty": 0.5}])
+def test_a_drafter_without_numbers_is_named_once_and_parked(with_probs, settings):
+    with pytest.warns(RuntimeWarning, match='Drafter "toy" must compute numbers') as remarks:
+        rounds = run(ToyTarget(), Lost(-1, with_probs), 30, sampling=Sampling(**settings))
+    assert len(remarks) == 1
+    assert [r.n_drafted > 0 for r in rounds] == [False, True, *[False] * 28]
+    assert all(0 <= t < 12 for t in tokens_of(rounds))
 
 
 class BrokenHead(ToyTarget):

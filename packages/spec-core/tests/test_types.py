@@ -3,7 +3,8 @@ import dataclasses
 import mlx.core as mx
 import pytest
 
-from spec_core import Draft, Round
+from spec_core import Draft, Round, Target
+from spec_core.testing import ToyDrafter, ToyTarget
 
 
 def a_round(tokens: tuple[int, ...], n_accepted: int) -> Round:
@@ -26,3 +27,24 @@ def test_a_round_is_truncated_when_it_emits_less_than_it_accepted(n_tokens, n_ac
 def test_rounds_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         a_round((1,), 0).text = "x"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Costly(ToyTarget):
+    """A target whose exactness must not be measured for nothing."""
+
+    @property
+    def exact_refusal(self):
+        raise RuntimeError("this takes seconds")
+
+
+def test_asking_whether_something_is_a_target_measures_nothing():
+    assert isinstance(Costly(), Target) and isinstance(ToyTarget(), Target)
+    assert not isinstance(ToyDrafter(), Target) and not isinstance(object(), Target)
+
+
+def test_a_class_may_inherit_the_contract():
+    class Own(Target):
+        pass
+
+    assert isinstance(Own(), Own) and isinstance(Own(), Target)
+    assert not isinstance(ToyTarget(), Own)

@@ -102,6 +102,23 @@ def test_an_unreachable_known_drafter_warns_in_auto_and_is_refused_by_name(
         load_drafter(None, TinyTarget(), mode="dspark", model="Qwen3-8B-4bit")
 
 
+def test_a_drafter_that_breaks_off_is_refused_by_name_and_done_without_in_auto(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draft(self: Any, *arguments: Any, **settings: Any) -> Any:
+        raise RuntimeError("[quantized_matmul] wrong shape")
+
+    folder = put(tmp_path, LAYOUTS["deepspec, own ends"]())
+    monkeypatch.setattr(DSparkDrafter, "draft", draft)
+    monkeypatch.setattr(load_module, "locate", lambda name: folder)
+    for named in ({"mode": "dspark"}, {"mode": "auto"}):
+        with pytest.raises(LoadError, match=r"and breaks off: \[quantized_matmul\] wrong shape"):
+            load_drafter(folder, TinyTarget(), **named)
+    with pytest.warns(RuntimeWarning, match="Drafting by lookup: .*breaks off"):
+        drafter = load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit")
+    assert drafter.name == "lookup"
+
+
 def test_another_mode_than_the_checkpoint_holds_is_refused(tmp_path: Path) -> None:
     folder = put(tmp_path / "head", LAYOUTS["deepspec, own ends"]())
     with pytest.raises(LoadError, match=r'Mode "dflash" needs .* got a "dspark" one in "head"'):

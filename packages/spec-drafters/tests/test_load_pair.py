@@ -1,6 +1,7 @@
 """One call from names to a pair, with a real tiny mlx-lm model beside a tiny head."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from spec_core import generate, load_pair
+from spec_core import LoadError, generate, load_pair
+from spec_drafters import load_drafter
 
 from .checkpoints import backbone_tensors, config, markov_tensors, write
 
@@ -78,3 +80,36 @@ def test_the_model_drafts_for_itself(model: Path) -> None:
     assert [t for r in rounds for t in r.tokens] == plain[:30]
     verified = [r for r in rounds if r.kind == "verify"]
     assert all(r.n_accepted == r.n_drafted for r in verified)
+
+
+def words(folder: Path, *tokens: str) -> None:
+    vocab = {token: i for i, token in enumerate(tokens)}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+
+
+def test_words_are_compared_whether_or_not_the_target_is_named(
+    model: Path, head: Path, tmp_path: Path
+) -> None:
+    target = load_pair(model, mode="baseline").target
+    small = tmp_path / "small"
+    shutil.copytree(model, small)
+    words(model, "a", "b", "c")
+    words(small, "a", "c", "b")
+    words(head, "a", "b", "d")
+    for named in ({}, {"model": str(model)}, {"model": "a name that is no folder"}):
+        with pytest.raises(LoadError, match='got "c" and "b" for id 1'):
+            load_drafter(small, target, mode="draft-model", **named)
+        with pytest.raises(LoadError, match='got "d" and "c" for id 2'):
+            load_drafter(head, target, **named)
+    words(head, "a", "b", "c", "added later")
+    assert load_drafter(head, target).name == "hybrid"
+    assert load_drafter(None, target, mode="lookup").name == "lookup"  # still there
+
+
+def test_a_draft_model_for_a_target_of_unknown_words_is_refused(model: Path) -> None:
+    words(model, "a")
+    target = load_pair(model, mode="baseline").target
+    target.folder = None  # type: ignore[attr-defined]
+    with pytest.raises(LoadError, match="the target's is not known. Name its folder"):
+        load_drafter(model, target, mode="draft-model")
+    assert load_drafter(model, target, mode="draft-model", model=str(model)).name == "draft-model"

@@ -1,6 +1,7 @@
 """A tiny random llama with a byte-level tokenizer, and a target that says what a test wants."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from spec_core import FixedCap, Pair, TargetOutput
 from spec_drafters import LookupDrafter
 from spec_server import Served, Server, Settings
 from spec_targets import load_target
+from spec_targets.tiny import build, tiny_config
 
 CONTEXT = 1024
 TEMPLATE = (
@@ -92,11 +94,13 @@ def make_model(path: Path, **tokenizer) -> Path:
     return path
 
 
-def tiny_loader(folder: Path, *, drafts: bool = True, wrap=lambda target: target):
+def tiny_loader(
+    folder: Path, *, drafts: bool = True, wrap=lambda target: target, kv_bits: int | None = None
+):
     """A loader of the tiny model, with lookup beside it."""
 
     def load() -> Served:
-        target, tokenizer = load_target(folder)
+        target, tokenizer = load_target(folder, kv_bits=kv_bits)
         drafter = LookupDrafter(min_match=1) if drafts else None
         pair = Pair(wrap(target), drafter, tokenizer)
         mode = "lookup" if drafts else "baseline"
@@ -105,6 +109,25 @@ def tiny_loader(folder: Path, *, drafts: bool = True, wrap=lambda target: target
         )
 
     return load
+
+
+@pytest.fixture
+def folder_of(folder, tmp_path):
+    """Tiny checkpoints of other model types with the same tokenizer: `folder_of("lfm2")`."""
+
+    def make(model_type: str, **fields) -> Path:
+        vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+        config = tiny_config(
+            model_type, vocab_size=vocab_size, max_position_embeddings=CONTEXT, **fields
+        )
+        path = tmp_path / model_type
+        shutil.copytree(folder, path)
+        (path / "config.json").write_text(json.dumps({**config, "eos_token_id": 1}))
+        weights = dict(tree_flatten(build(config).parameters()))
+        mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "mlx"})
+        return path
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -193,8 +216,8 @@ def script_loader(folder: Path, scripts: dict[str, str]):
 
 @pytest.fixture(scope="session")
 def load_tiny(folder):
-    """Loaders of the tiny model: `load_tiny(drafts=True, wrap=...)`."""
-    return lambda **settings: tiny_loader(folder, **settings)
+    """Loaders of the tiny model, or of another folder: `load_tiny(path=..., drafts=True)`."""
+    return lambda path=folder, **settings: tiny_loader(path, **settings)
 
 
 @pytest.fixture(scope="session")
@@ -209,8 +232,8 @@ def load_other(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def load_script(folder):
-    """Loaders of a target that follows scripts."""
-    return lambda scripts: script_loader(folder, scripts)
+    """Loaders of a target that follows scripts, with the tokenizer of a folder."""
+    return lambda scripts, path=folder: script_loader(path, scripts)
 
 
 @pytest.fixture(scope="session")

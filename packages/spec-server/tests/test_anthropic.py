@@ -189,6 +189,25 @@ def test_tokens_are_counted_as_they_are_used(client):
     assert longer.input_tokens > shorter.input_tokens + 50
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [({}, 200), ("", 200), (None, 200), ({"a": 1}, 200), ("{", 400), ([1], 400)],
+)
+def test_input_of_earlier_calls_never_breaks_the_server(server, arguments, status):
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": arguments}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "x"}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    body = {"model": "m", "max_tokens": 2, "messages": messages}
+    answer = httpx.post(f"{server.url}/v1/messages", json=body)
+    assert answer.status_code == status, answer.text
+    if status == 400:
+        assert "messages.1.tool_use.input" in answer.json()["error"]["message"]
+
+
 def test_errors_have_the_dialects_shape(client, scripted):
     with pytest.raises(anthropic.BadRequestError) as refused:
         client.messages.create(model="m", max_tokens=5, messages=[])

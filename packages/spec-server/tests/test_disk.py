@@ -1,5 +1,6 @@
 """States on disk: found again after a restart, never used when they are not what was written."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -52,6 +53,29 @@ def test_a_restarted_server_goes_on_from_what_was_kept(serve, tmp_path):
         warm = ask(server, follow)
     with serve(drafts=False) as other:  # another mode is another folder
         assert ask(other, follow) == (warm[0], 0)
+
+
+def test_packed_states_are_used_again_at_once_and_after_a_restart(serve, folder_of, tmp_path):
+    path = folder_of("qwen3", head_dim=32)
+    with serve(path=path, kv_bits=8) as server:
+        text, cached = ask(server)
+        assert cached == 0 and ask(server) == (text, 119)
+
+        async def crowd():
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+                bodies = [{"model": "m", "prompt": PROMPT[: 30 + 7 * i], "temperature": 0}
+                          for i in range(4)]  # fmt: skip
+                return await asyncio.gather(
+                    *(client.post("/v1/completions", json=b) for b in bodies)
+                )
+
+        answers = asyncio.run(crowd())
+        assert [answer.status_code for answer in answers] == [200] * 4
+    with serve(path=path, kv_bits=8) as server:
+        assert ask(server) == (text, 119)
+    for other in (4, None):  # states of other bits are other states
+        with serve(path=path, kv_bits=other) as server:
+            assert ask(server)[1] == 0
 
 
 DAMAGE = {

@@ -44,6 +44,7 @@ BROKEN = {
     "deep": b'{"model": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "NaN": b'{"model": "m", "temperature": NaN}',
     "a lone surrogate": b'{"model": "\\ud800"}',
+    "a key twice": b'{"model": "m", "model": "m"}',
 }
 
 
@@ -57,6 +58,19 @@ def test_broken_bodies_are_told_off_in_the_dialects_shape(server, route, name):
         assert answer.json()["error"]["type"] == "invalid_request_error"
     else:
         assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_key_that_occurs_twice_is_named(server, route):
+    whole = json.dumps(BODIES[route])
+    headers = {"content-type": "application/json"}
+    assert post(server, route, content=whole, headers=headers).status_code == 200
+    for body in (
+        whole[:-1] + ', "model": "other"}',
+        whole[:-1] + ', "metadata": {"user_id": "a", "user_id": "b"}}',
+    ):
+        answer = post(server, route, content=body, headers=headers)
+        assert answer.status_code == 400 and "must occur once" in message_of(answer)
 
 
 @pytest.mark.parametrize("route", ROUTES)

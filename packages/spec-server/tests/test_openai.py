@@ -142,6 +142,20 @@ def test_speculation_off_gives_the_same_text_and_says_so(client):
     assert fast.x_spec["drafted_tokens"] > 0
 
 
+def test_the_cap_that_held_is_told_and_one_too_large_is_cut_with_a_notice(client, load_tiny):
+    def told(wish, one=client):
+        extra = {} if wish is None else {"x_spec": {"max_draft": wish}}
+        return ask(one, extra_body=extra).x_spec
+
+    assert [told(wish)["max_draft"] for wish in (None, 0, 1, 4, 32)] == [4, 0, 1, 4, 32]
+    assert "notices" not in told(32)
+    large = told(33)
+    assert large["max_draft"] == 32 and "max_draft 33 is cut" in large["notices"][0]
+    with Server(load_tiny(drafts=False), Settings(port=0)) as running, client_of(running) as plain:
+        assert told(None, plain)["max_draft"] == 0
+        assert told(2, plain)["max_draft"] == 0 and "cut" in told(2, plain)["notices"][0]
+
+
 @pytest.mark.parametrize("key", sorted(SCRIPTS))
 @pytest.mark.parametrize("tools", [False, True])
 def test_a_stream_says_what_the_whole_answer_says(script, key, tools):

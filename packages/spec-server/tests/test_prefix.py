@@ -154,6 +154,41 @@ def test_conversations_reuse_what_they_share_and_answer_alike(warm, cold):
     assert text == chat(cold, edited)[0] and 20 < n < reused[-1]
 
 
+HYBRIDS = {
+    "lfm2": {},
+    "qwen3_5": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "gemma3_text": {},
+}
+
+
+@pytest.mark.parametrize("model_type", HYBRIDS)
+def test_recurrent_and_window_models_reuse_what_a_conversation_shares(
+    load_tiny, folder_of, model_type
+):
+    load = load_tiny(path=folder_of(model_type, **HYBRIDS[model_type]))
+
+    def chat(server, messages):
+        body = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 12}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()
+        return answer["choices"][0]["message"]["content"], answer["x_spec"]["cached_tokens"]
+
+    one = Settings(port=0, prefill_chunk=16)
+    off = Settings(port=0, prefill_chunk=16, prefix_bytes=0)
+    with Server(load, one) as warm, Server(load, off) as cold:
+        messages = [{"role": "system", "content": "Be brief. " * 8}]
+        reused = []
+        for turn in range(4):
+            messages.append({"role": "user", "content": f"Turn {turn}."})
+            text, n = chat(warm, messages)
+            assert text == chat(cold, messages)[0]
+            reused.append(n)
+            messages.append({"role": "assistant", "content": text})
+            messages.append({"role": "tool", "tool_call_id": "c", "content": "sunny"})
+        assert reused[0] == 0 and reused == sorted(set(reused))
+        again, n = chat(warm, messages[:-2])  # regenerate
+        assert again == messages[-2]["content"] and n > reused[2]
+
+
 def test_a_state_after_a_stop_inside_a_block_is_right(warm, cold):
     text, _ = complete(cold, [25, 26, 27, 28] * 6, max_tokens=40)
     stop = text[0][len(text[0]) // 2 :][:2]

@@ -108,6 +108,23 @@ def test_the_shape_of_a_coding_agent_is_accepted(scripted):
     assert "Hello there, friend." in answer.text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [("{}", 200), ("", 200), (None, 200), ({"a": 1}, 200), ("null", 200), ("{", 400), ([1], 400)],
+)
+def test_arguments_of_earlier_calls_never_break_the_server(server, arguments, status):
+    items = [
+        {"role": "user", "content": "hi"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "c", "output": "x"},
+    ]
+    body = {"model": "m", "max_output_tokens": 2, "input": items}
+    answer = httpx.post(f"{server.url}/v1/responses", json=body)
+    assert answer.status_code == status, answer.text
+    if status == 400:
+        assert "input[1].arguments" in answer.json()["error"]["message"]
+
+
 def test_structured_output(server):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         answer = client.responses.create(

@@ -70,11 +70,41 @@ def test_missing_weights_are_refused_with_the_file(checkpoint):
         load_target(folder)
 
 
+def test_something_else_under_the_name_of_weights_is_described(checkpoint):
+    folder = checkpoint()
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    for content, said in (
+        (b"version https://git-lfs.github.com/spec/v1\noid x\n", "a Git LFS pointer"),
+        (b"<html>404</html>", "an HTML page"),
+        (b"", "an empty or zeroed file"),
+        (whole[: len(whole) // 2], "bytes of data where"),
+    ):
+        weights.write_bytes(content)
+        with pytest.raises(LoadError, match=said):
+            load_target(folder)
+
+
 @pytest.mark.parametrize("key", ["model_file", "auto_map"])
 def test_python_of_the_checkpoint_is_refused_unless_trusted(checkpoint, key):
     folder = checkpoint(extra={key: "modeling.py"})
     with pytest.raises(LoadError, match=f'"config.json".*{key}.*--trust-remote-code'):
         load_target(folder)
+
+
+def test_python_named_deeper_in_a_config_is_refused_too_and_never_run(checkpoint, tmp_path):
+    nested = {"text_config": {"vision": {"auto_map": {"AutoModel": "modeling.Own"}}}}
+    folder = checkpoint(extra=nested)
+    (folder / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(LoadError, match=r'"text_config\.vision\.auto_map"'):
+        load_target(folder)
+    plain = checkpoint()
+    (plain / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    processor = {"auto_map": {"AutoProcessor": "modeling.Own"}}
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        (plain / name).write_text(json.dumps(processor))
+    load_target(plain)  # text alone: processors are not read
+    assert not (tmp_path / "ran").exists()
 
 
 def test_python_of_the_tokenizer_is_refused_unless_trusted(checkpoint):

@@ -87,11 +87,7 @@ def calibrate(
     if notify is not None:
         if complaint:
             notify(complaint)
-        if found.noisy:
-            notify(
-                f"[calibrate] Repeated measurements differ by {curves.noise:.0%}. "
-                "Calibrate again when the machine is quiet."
-            )
+        _remark_on_noise(found, notify)
     return found
 
 
@@ -106,7 +102,8 @@ def load_or_measure(
 ) -> Calibration:
     """The stored calibration of a key, or a new one; arguments as in `calibrate`.
 
-    A stored one that does not cover the drafter's largest draft is measured anew.
+    A stored one that does not cover the drafter's largest draft is measured anew; a noisy one is
+    used with a remark each time, until `calibrate` replaces it.
     """
     store = store or Store()
     stored = store.get(key)
@@ -114,5 +111,17 @@ def load_or_measure(
         notify(f"{stored.reason} It is measured again.")
     most = pair.drafter.max_draft if pair.drafter is not None else 0
     if stored.curves is not None and stored.curves.max_draft >= most:
-        return Calibration(stored.curves, key, stored.created, True)
+        found = Calibration(stored.curves, key, stored.created, True)
+        if notify is not None:
+            _remark_on_noise(found, notify)
+        return found
     return calibrate(pair, key, store=store, budget_s=budget_s, prompts=prompts, notify=notify)
+
+
+def _remark_on_noise(found: Calibration, notify: Callable[[str], None]) -> None:
+    if found.noisy:
+        which = f"The stored ones of {found.created[:10]}" if found.cached else "Repeated ones"
+        notify(
+            f"[calibrate] Measurements must agree for a good cap. {which} differ by "
+            f"{found.curves.noise:.0%}: run spec calibrate when the machine is quiet."
+        )

@@ -22,11 +22,18 @@ class Caps:
         shown: What is reported as `max_draft`: a number, or "auto".
         make: A new cap. The adaptive one learns from text to text, so keep it where you can.
         most: Largest cap it can ask for.
+        key: Short name of the calibration that it follows from; empty for none.
     """
 
     shown: int | str
     make: Callable[[], Cap]
     most: int
+    key: str = ""
+
+    def __str__(self) -> str:
+        """In words, with the calibration."""
+        by = f", calibration {self.key}" if self.key else ""
+        return f"max-draft {self.shown}{by}"
 
 
 def caps_for(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Caps:
@@ -52,8 +59,8 @@ def caps_for(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Cap
         return _adaptive(opened, pair, options, most)
     from spec_calibrate import best_cap
 
-    curves = calibration_of(opened, pair, options).curves
-    return _fixed(best_cap(curves, max_draft=most).cap)
+    found = calibration_of(opened, pair, options)
+    return _fixed(best_cap(found.curves, max_draft=most).cap, found.key.digest)
 
 
 def store() -> Any:
@@ -101,15 +108,16 @@ def remarks(cap: Cap) -> list[str]:
     return [status.reason] if status is not None else []
 
 
-def _fixed(n: int) -> Caps:
-    return Caps(n, lambda: FixedCap(n), n)
+def _fixed(n: int, key: str = "") -> Caps:
+    return Caps(n, lambda: FixedCap(n), n, key)
 
 
 def _adaptive(opened: opening.Opened, pair: Pair, options: dict[str, Any], most: int) -> Caps:
     from spec_calibrate import CapController
 
-    curves = calibration_of(opened, pair, options).curves
-    return Caps(ADAPTIVE, lambda: CapController(curves, max_draft=most), most)
+    found = calibration_of(opened, pair, options)
+    key = found.key.digest
+    return Caps(ADAPTIVE, lambda: CapController(found.curves, max_draft=most), most, key)
 
 
 def _drafter_key(pair: Pair, options: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 import sys
 import traceback
+import warnings
+from typing import Any
 
 import click
 
@@ -14,7 +16,7 @@ from spec_cli.commands.eval import evaluate
 from spec_cli.commands.generate import generate
 from spec_cli.commands.models import models
 from spec_cli.commands.serve import serve
-from spec_cli.render import complain
+from spec_cli.render import complain, note
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,7 +32,15 @@ for command in (generate, serve, benchmark, calibrate, evaluate, models, doctor,
 def main() -> None:
     """Run the command line; exits 0 done, 1 refused, 2 usage."""
     env.prepare_mlx()
+    warnings.showwarning = tell_warning
     sys.exit(run(sys.argv[1:]))
+
+
+def tell_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """A warning as a remark, without the line of code that it came from."""
+    note(
+        str(message) if issubclass(category, RuntimeWarning) else f"{category.__name__}: {message}"
+    )
 
 
 def run(arguments: list[str]) -> int:

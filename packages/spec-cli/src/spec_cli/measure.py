@@ -141,7 +141,8 @@ def _rotated(lanes: Sequence[Lane], by: int) -> Iterable[Lane]:
 
 def _row(mode: str, task: str, runs: list[list[Run]], baseline: list[list[Run]]) -> dict[str, Any]:
     speeds = [_speed(trial) for trial in runs]
-    ratios = [_speed(a) / _speed(b) for a, b in zip(runs, baseline, strict=True)]
+    pairs = [(_speed(a), _speed(b)) for a, b in zip(runs, baseline, strict=True)]
+    ratios = [own / plain for own, plain in pairs if plain]  # none where texts end at once
     tally = Tally()
     for run in runs[0]:
         tally.add(run)
@@ -154,12 +155,18 @@ def _row(mode: str, task: str, runs: list[list[Run]], baseline: list[list[Run]])
         "mode": mode,
         "prompts": task,
         "tokens_per_second": statistics.median(speeds),
-        "speedup": statistics.median(ratios),
+        "speedup": statistics.median(ratios) if ratios else None,
+        "prefill_seconds": statistics.median(_prefill(trial) for trial in runs),
         "acceptance_length": tally.figures()["acceptance_length"],
         "identical": same,
         "near_ties": sum(run.stats.near_ties for run in runs[0]),
         "trials": len(runs),
     }
+
+
+def _prefill(trial: list[Run]) -> float:
+    """Mean seconds until the first token."""
+    return statistics.fmean(run.stats.prefill_s for run in trial)
 
 
 def _speed(trial: list[Run]) -> float:

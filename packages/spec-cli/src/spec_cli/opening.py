@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock
 
 from spec_cli import env
-from spec_cli.render import progress
+from spec_cli.render import note, progress
 from spec_core import LoadError, Pair, SpecError, registry
 
 AUTO, BASELINE = "auto", "baseline"
@@ -79,7 +79,13 @@ class Opened:
         if path is None and self.embedded and wish.mode in (AUTO, "dspark"):
             path = embedded_drafter()
         load = registry.load(registry.LOADERS, "drafter")
-        return load(path, self.target, mode=wish.mode, model=self.name, **wish.options)
+        try:
+            return load(path, self.target, mode=wish.mode, model=self.name, **wish.options)
+        except LoadError as error:
+            if path is None or wish.drafter is not None or wish.mode != AUTO:
+                raise
+            note(f"Drafting by lookup: {error}")
+            return load(None, self.target, mode="lookup")
 
 
 def open_target(

@@ -114,7 +114,7 @@ def vocabulary(facts: Facts, hidden: int) -> Config:
         )
     return {
         "vocab_size": shape[0],
-        "tie_word_embeddings": "output.weight" not in facts.shapes,
+        "tie_word_embeddings": facts.said_tied or "output.weight" not in facts.shapes,
     }
 
 

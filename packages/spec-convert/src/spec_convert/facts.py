@@ -42,6 +42,11 @@ class Facts:
         """Row-major shape of every tensor."""
         return {tensor.name: tensor.shape for tensor in self.container.tensors}
 
+    @property
+    def said_tied(self) -> bool:
+        """Whether the file says that the embedding is the output matrix too, present or not."""
+        return self.metadata.flag(self.key("tie_word_embeddings"), False)
+
     def key(self, name: str) -> str:
         """The full metadata key of an architecture's setting."""
         return f"{self.arch}.{name}"

@@ -125,7 +125,7 @@ class Architecture:
         if match and int(match[1]) >= facts.n_layers:
             return ()  # a multi-token-prediction block behind the model's own layers
         part = match[2] if match else tensor
-        if part in self.dropped:
+        if part in self.dropped or (part == "output.weight" and facts.said_tied):
             return ()
         table = self.layer if match else self.top
         name = table.get(part)

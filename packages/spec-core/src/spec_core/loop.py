@@ -8,6 +8,7 @@ stop handling, statistics and serving consume rounds; nothing reaches in here.
 
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -148,7 +149,7 @@ class Run:
         self.in_flight = False  # a plain step has been enqueued ahead of the round handed out
         self.n_emitted = 0
         self.anchor = -1
-        self.handed_out = time.perf_counter()
+        self.since = time.perf_counter()  # when the round in progress began
         self.keys = random.Random(request.sampling.seed)
         self.seen: Seen | None = None
         if request.sampling.penalised:
@@ -168,6 +169,7 @@ class Run:
                     continue
                 self.cap.observe(first)
                 yield first
+                self.resume()
                 if first.finish_reason is None:
                     yield from self.decode()
         finally:
@@ -182,6 +184,12 @@ class Run:
                 self.cap.observe(round_)
                 done = round_.finish_reason is not None
                 yield round_
+                self.resume()
+
+    def resume(self) -> None:
+        """Start the clock of the next round, unless it has been computed meanwhile."""
+        if not self.in_flight:
+            self.since = time.perf_counter()
 
     def close(self) -> None:
         """Abandon a block that is still open."""
@@ -191,7 +199,7 @@ class Run:
     def prefill(self) -> Iterator[Round | None]:
         """Forward the prompt chunk by chunk; yields None between chunks and the first round."""
         prompt, size = self.request.prompt, self.request.prefill_chunk
-        start = self.cache.offset
+        start, self.since = self.cache.offset, time.perf_counter()
         if start >= len(prompt):
             raise SpecError(
                 f"[generate] At least one prompt id must be left to forward, got a cache of "
@@ -205,8 +213,9 @@ class Run:
                 self.drafter.observe(chunk, output)
             if end == len(prompt):
                 break
+            paused = time.perf_counter()
             yield None
-            start = end
+            start, self.since = end, self.since + time.perf_counter() - paused
         yield self.finish(self.decide(NO_DRAFTS, output), "prefill")
 
     def forward_prompt(self, chunk: list[int]) -> TargetOutput:
@@ -297,7 +306,8 @@ class Run:
         if self.guide is not None:
             drafts: list[int] = []
             if not self.guide.fixed:
-                drafts = host_ints(draft.tokens)  # sync: a grammar walks the drafts on the host
+                known = mx.clip(draft.tokens, 0, self.target.vocab_size - 1)
+                drafts = host_ints(known)  # sync: a grammar walks the drafts on the host
             logits = logits.astype(mx.float32) + self.guide.bias(drafts)
         if sampling.greedy:
             outcome = accept_greedy(logits, draft.tokens, output.logits.dtype)
@@ -334,10 +344,24 @@ class Run:
             )
         n_drafted, confidence = step.draft.n_drafted, None
         drafts = values[HEADER : HEADER + n_drafted]
+        if any(token < 0 for token in drafts):
+            self.park()
         if step.draft.confidence is not None:
             confidence = ints_as_floats(values[HEADER + n_drafted :])
         tokens, text, reason = self.cut([*drafts[:n_accepted], next_token])
         return Outcome(tokens, text, reason, drafts, n_accepted, near_ties, confidence)
+
+    def park(self) -> None:
+        """Decode plainly from here on: what the drafter computes is no numbers."""
+        assert self.drafter is not None
+        self.max_draft = 0
+        warnings.warn(
+            f'[draft] Drafter "{self.drafter.name}" must compute numbers, got NaN or infinity. It '
+            "drafts no more in this text, which stays the target's own. Its weights are damaged, "
+            "or overflow in its compute type.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def record(self, step: Forwarded, outcome: Outcome, kind: RoundKind, cap: int = 0) -> Round:
         """After the commit: let the drafter observe, count, and make the round."""
@@ -353,7 +377,7 @@ class Run:
         self.anchor = tokens[-1]
         self.n_emitted += n_keep
         now = time.perf_counter()
-        elapsed_s, self.handed_out = now - self.handed_out, now
+        elapsed_s, self.since = now - self.since, now
         return Round(
             tokens=tuple(tokens),
             text=outcome.text,

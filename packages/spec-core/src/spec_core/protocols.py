@@ -7,6 +7,7 @@ serves many sequences. A drafter serves one sequence at a time.
 """
 
 from collections.abc import Sequence
+from inspect import getattr_static
 from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
@@ -34,8 +35,21 @@ class Cache(Protocol):
         ...
 
 
+class _ByName(type(Protocol)):
+    """`isinstance` looks members up by name, as from Python 3.12 on.
+
+    Python 3.11 reads them, and to read `exact_refusal` may mean to measure it.
+    """
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        if cls is not Target:
+            return super().__instancecheck__(instance)
+        names = [name for name in vars(cls) if not name.startswith("_")]
+        return all(getattr_static(instance, name, _ByName) is not _ByName for name in names)
+
+
 @runtime_checkable
-class Target(Protocol):
+class Target(Protocol, metaclass=_ByName):
     """The model whose distribution is reproduced exactly."""
 
     @property

@@ -272,6 +272,9 @@ class Shared:
             None when the forward failed; keys and caches are then as they were.
         """
         rows = self.rows
+        if ahead is None:
+            for row in rows:
+                row.run.since = time.perf_counter()
         before = [(row.run.seen, _keys_of(row.run)) for row in rows]
         caps = [0 if ahead else self._cap(row) for row in rows]
         drafts = [_draft(row, cap) for row, cap in zip(rows, caps, strict=True)]

@@ -17,7 +17,9 @@ class Draft:
     """What a drafter proposes to follow the anchor.
 
     Attributes:
-        tokens: Shape (K,), int32; K = 0 means "nothing to propose", which costs a plain step.
+        tokens: Shape (K,), int32; K = 0 means "nothing to propose", which costs a plain step. An id
+            below 0 says that the drafter computed NaN or infinity there: it is rejected, and the
+            loop warns and drafts no more in that text.
         probs: Draft probabilities q, shape (K, V), float32, each row the distribution that its
             token was drawn from. None when the drafter is deterministic (q is one-hot).
         confidence: Estimated probability that each draft is accepted, shape (K,), float32, or None.
@@ -79,7 +81,8 @@ class Round:
         n_accepted: Drafts the accept rule took; a stop may leave fewer of them in `tokens`.
         source: The draft's source, or "target".
         near_ties: Greedy rows whose two best logits tie within rounding.
-        elapsed_s: Wall time since the previous round was handed out, in seconds.
+        elapsed_s: Wall time of the round in seconds, without what its consumer did before it; a
+            plain step that was enqueued ahead counts from the round before it.
         finish_reason: None until the last round.
         logits: Target logits that the tokens were taken from, shape (len(tokens), V), before
             temperature and penalties, for log-probabilities; None unless asked for.

@@ -5,7 +5,6 @@ it looks like.
 """
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 from spec_core import LoadError
+from spec_core.weightfile import check_weight_file, looks_like
 
 _INDEX = "model.safetensors.index.json"
 _PATTERNS = ["*.json", "*.safetensors"]  # a checkpoint's Python files are not fetched
@@ -69,8 +69,15 @@ def read_tensors(folder: Path) -> dict[str, mx.array]:
     """
     tensors: dict[str, mx.array] = {}
     for path in _shards(folder):
-        _check_header(path)
-        loaded = mx.load(str(path))
+        check_weight_file(path)
+        try:
+            loaded = mx.load(str(path))
+        except (RuntimeError, ValueError) as error:  # a header that the file does not bear out
+            reason = " ".join(str(error).split())[:200]
+            raise LoadError(
+                f'[load] "{path.name}" must be a whole safetensors file, got: {reason} '
+                "Download it again."
+            ) from error
         tensors.update(loaded)  # pyright: ignore[reportArgumentType, reportCallIssue]
     return tensors
 
@@ -100,34 +107,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise LoadError(
-            f'[load] "{path.name}" must be JSON, got {_looks_like(path.read_bytes()[:64])} '
+            f'[load] "{path.name}" must be JSON, got {looks_like(path.read_bytes()[:64])} '
             f"({error}). Download it again."
         ) from error
     if not isinstance(value, dict):
         raise LoadError(f'[load] "{path.name}" must be a JSON object, got {type(value).__name__}.')
     return value
-
-
-def _check_header(path: Path) -> None:
-    """Refuse a file whose header length cannot be true, before anything is allocated."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(64)
-    length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 2**63
-    if length + 8 > size or start[8:9] not in (b"{", b" "):
-        raise LoadError(
-            f'[load] "{path.name}" must be a safetensors file, got {size} bytes that look like '
-            f"{_looks_like(start)}. Download it again."
-        )
-
-
-def _looks_like(start: bytes) -> str:
-    if not start.strip(b"\0"):
-        return "an empty or zeroed file"
-    if start.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer"
-    if start.lstrip()[:1] == b"<":
-        return "an HTML page"
-    if start.startswith(b"GGUF"):
-        return "a GGUF file"
-    return "a cut or damaged file"

@@ -109,6 +109,21 @@ class OutputHead:
         return rows.astype(mx.float32)
 
 
+def or_none(drafted: mx.array, scores: mx.array) -> mx.array:
+    """Drafted ids, -1 where the number that one was chosen by is NaN or infinite.
+
+    Args:
+        drafted: Target ids, shape (K,).
+        scores: Their logits or probabilities, shape (K,).
+    """
+    return mx.where(mx.isfinite(scores), drafted, -1)
+
+
+def chosen_of(rows: mx.array, drafted: mx.array) -> mx.array:
+    """The entry of each row at an id: (K, V) and (K,) -> (K,)."""
+    return mx.take_along_axis(rows, drafted[:, None], axis=-1)[:, 0]
+
+
 def check_width(where: str, part: str, hidden_size: int, target: Target) -> None:
     """Refuse to borrow a part of a target that has another width.
 

@@ -4,8 +4,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spec_core import LoadError
+from spec_core import LoadError, Target
 from spec_drafters._files import locate
+
+
+def target_vocabulary(target: Target, model: Path | str | None) -> Path | None:
+    """The tokenizer.json of a target: of the folder it was loaded from, else of its name.
+
+    Args:
+        target: One that says in `folder` where its checkpoint lies, or any other.
+        model: Folder or hub id of the target.
+
+    Returns:
+        None where neither is known.
+
+    Raises:
+        LoadError: as `vocabulary_file`.
+    """
+    source = getattr(target, "folder", None) or model
+    return None if source is None else vocabulary_file(source)
 
 
 def vocabulary_file(model: Path | str) -> Path:
@@ -23,19 +40,25 @@ def vocabulary_file(model: Path | str) -> Path:
     return path
 
 
-def check_same_vocabulary(draft: Path, target: Path) -> None:
+def check_same_vocabulary(draft: Path, target: Path, *, shared_only: bool = False) -> None:
     """Refuse two tokenizers that disagree on an id.
+
+    Args:
+        draft: The drafter's tokenizer.json.
+        target: The target's.
+        shared_only: Pass over ids that one of them lacks, such as tokens added later.
 
     Raises:
         LoadError: they do; the message names the first entry that differs.
     """
     mine, theirs = read_vocabulary(draft), read_vocabulary(target)
-    for token_id in sorted(set(mine) | set(theirs)):
+    ids = set(mine) & set(theirs) if shared_only else set(mine) | set(theirs)
+    for token_id in sorted(ids):
         a, b = mine.get(token_id), theirs.get(token_id)
         if a != b:
             raise LoadError(
-                f"[draft-model] Drafter and target must share a vocabulary, got {_shown(a)} and "
-                f"{_shown(b)} for id {token_id}. Use a smaller model of the same family, or lookup."
+                f"[load] Drafter and target must share a vocabulary, got {_shown(a)} and "
+                f"{_shown(b)} for id {token_id}. Use a drafter of the same family, or lookup."
             )
 
 

@@ -15,7 +15,7 @@ from spec_core import Draft, Sampling, target_probs
 from spec_core.sampling import draw
 from spec_drafters._block_drafter import BlockDrafter
 from spec_drafters._head import Family
-from spec_drafters._vocab import soft_capped
+from spec_drafters._vocab import chosen_of, or_none, soft_capped
 
 
 class DFlashDrafter(BlockDrafter):
@@ -30,9 +30,11 @@ class DFlashDrafter(BlockDrafter):
         vocab = self._output.vocab
         if sampling.greedy:
             drafted = mx.argmax(logits, axis=-1).astype(mx.int32)
-            return Draft(vocab.to_target(drafted), source=self.name)
+            tokens = or_none(vocab.to_target(drafted), chosen_of(logits, drafted))
+            return Draft(tokens, source=self.name)
         probs = target_probs(logits, self._settings(sampling))
-        tokens = vocab.to_target(draw(probs, key))
+        drafted = draw(probs, key)
+        tokens = or_none(vocab.to_target(drafted), chosen_of(probs, drafted))
         return Draft(tokens, vocab.spread(probs), source=self.name)
 
     def _logits(self, hidden: mx.array) -> mx.array:

@@ -17,6 +17,7 @@ from spec_core import Draft, Sampling, Target, target_probs
 from spec_core.sampling import draw
 from spec_drafters._head import Family
 from spec_drafters._linear import Matrix
+from spec_drafters._vocab import or_none
 from spec_drafters._weights import Weights
 from spec_drafters.dflash import DFlashDrafter
 
@@ -80,6 +81,7 @@ class DFlash2Drafter(DFlashDrafter):
         previous = mx.array(anchor, mx.int32)
         tokens: list[mx.array] = []
         rows: list[mx.array] = []
+        chosen_by: list[mx.array] = []
         for slot in range(hidden.shape[0]):
             scores = selector.score(ids[slot], unary[slot], projected[slot], previous)
             if sampling.greedy:
@@ -89,11 +91,12 @@ class DFlash2Drafter(DFlashDrafter):
                 chosen = draw(rows[-1][0], keys[slot])
             previous = ids[slot][chosen]
             tokens.append(previous)
+            chosen_by.append((rows[-1][0] if rows else scores)[chosen])
         probs = None
         if rows:
             wide = mx.zeros((len(rows), self._output.vocab.vocab_size))
             probs = mx.put_along_axis(wide, ids, mx.concatenate(rows), axis=-1)
-        return Draft(mx.stack(tokens), probs, source=self.name)
+        return Draft(or_none(mx.stack(tokens), mx.stack(chosen_by)), probs, source=self.name)
 
     def _take_extras(self, weights: Weights, target: Target) -> None:
         name = "candidate_selector"

@@ -20,7 +20,12 @@ import mlx.core as mx
 from spec_core import Draft, LoadError, Sampling, Target, TargetOutput, registry, target_probs
 from spec_core.sampling import draw
 from spec_drafters._files import locate
-from spec_drafters._vocabulary import check_same_vocabulary, vocabulary_file
+from spec_drafters._vocab import chosen_of, or_none
+from spec_drafters._vocabulary import (
+    check_same_vocabulary,
+    target_vocabulary,
+    vocabulary_file,
+)
 
 _CHUNK = 512  # rows of one prefill
 
@@ -73,16 +78,22 @@ class DraftModelDrafter:
         Args:
             path: Folder or hub id of the small model.
             target: The model it drafts for.
-            model: Folder or hub id of the target, for its vocabulary.
+            model: Folder or hub id of the target, for its vocabulary; not needed where the target
+                says in `folder` what it was loaded from.
             open_target: Loader of models; the installed one without.
             options: As the constructor takes them.
 
         Raises:
-            LoadError: no loader is installed, or a token differs between the two.
+            LoadError: no loader is installed, or a token differs between the two, or the target's
+                vocabulary is not known.
         """
-        folder = locate(path)
-        if model is not None:
-            check_same_vocabulary(vocabulary_file(folder), vocabulary_file(model))
+        folder, known = locate(path), target_vocabulary(target, model)
+        if known is None:
+            raise LoadError(
+                "[draft-model] The vocabularies must be compared, and the target's is not known. "
+                "Name its folder or hub id as model."
+            )
+        check_same_vocabulary(vocabulary_file(folder), known)
         if open_target is None:
             open_target = registry.load(registry.LOADERS, "target")
         small, _ = open_target(folder)  # pyright: ignore[reportOptionalCall]
@@ -99,6 +110,7 @@ class DraftModelDrafter:
         block = mx.array(head, mx.int32)
         tokens: list[mx.array] = []
         rows: list[mx.array] = []
+        chosen_by: list[mx.array] = []
         for step_key in mx.random.split(key, n_drafts):
             output = self._model.verify(block, self._cache)
             # Committed rows stay; the anchor is the loop's to commit, the drafts are guesses.
@@ -113,9 +125,11 @@ class DraftModelDrafter:
                 rows.append(target_probs(logits, settings))
                 drafted = draw(rows[-1], step_key)
             tokens.append(drafted)
+            chosen_by.append(chosen_of(rows[-1] if rows else logits, drafted))
             block = mx.concatenate([block, drafted])
         probs = mx.concatenate(rows) if rows else None
-        return Draft(mx.concatenate(tokens), probs, source=self.name)
+        drafts = or_none(mx.concatenate(tokens), mx.concatenate(chosen_by))
+        return Draft(drafts, probs, source=self.name)
 
     def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
         """Remember committed ids; the next draft forwards them."""

@@ -20,7 +20,7 @@ from spec_drafters._block_drafter import BlockDrafter
 from spec_drafters._checkpoint import Checkpoint
 from spec_drafters._head import Family
 from spec_drafters._markov import ConfidenceHead, MarkovHead, load_confidence, load_markov
-from spec_drafters._vocab import soft_capped
+from spec_drafters._vocab import chosen_of, or_none, soft_capped
 from spec_drafters._weights import Weights
 
 
@@ -107,6 +107,7 @@ class DSparkDrafter(BlockDrafter):
         state = mx.zeros((1, markov.rank if markov else 1), hidden.dtype)
         tokens: list[mx.array] = []
         rows: list[mx.array] = []
+        chosen_by: list[mx.array] = []
         embedded: list[mx.array] = []
         for slot in range(n_drafts):
             row = logits[slot : slot + 1]  # (1, Vd)
@@ -119,10 +120,12 @@ class DSparkDrafter(BlockDrafter):
             else:
                 rows.append(target_probs(row, settings))
                 drafted = draw(rows[-1], keys[slot])
+            chosen_by.append(chosen_of(rows[-1] if rows else row, drafted))
             previous = vocab.to_target(drafted.astype(mx.int32))
             tokens.append(previous)
+        drafts = or_none(mx.concatenate(tokens), mx.concatenate(chosen_by))
         probs = vocab.spread(mx.concatenate(rows)) if rows else None
-        return mx.concatenate(tokens), probs, mx.concatenate(embedded) if embedded else None
+        return drafts, probs, mx.concatenate(embedded) if embedded else None
 
     def _cut(self, draft: Draft, confidence: mx.array | None) -> Draft:
         """Keep the slots before the first one below the threshold.
@@ -130,7 +133,8 @@ class DSparkDrafter(BlockDrafter):
         A slot's confidence is known before its token is drawn, so cutting costs no losslessness.
         """
         assert confidence is not None
-        confident = mx.cumprod((confidence >= self._threshold).astype(mx.int32))
+        sure = ~(confidence < self._threshold)  # NaN stays, for the loop to see
+        confident = mx.cumprod(sure.astype(mx.int32))
         n = host_int(confident.sum())  # sync: the number of drafts shapes the verify block
         probs = None if draft.probs is None else draft.probs[:n]
         return replace(draft, tokens=draft.tokens[:n], probs=probs, confidence=confidence[:n])

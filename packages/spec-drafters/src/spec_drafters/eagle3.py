@@ -23,7 +23,14 @@ from spec_drafters._eagle_config import EagleConfig, is_eagle3, read_eagle
 from spec_drafters._eagle_layer import EagleLayer, PairRows, load_eagle_layer
 from spec_drafters._fit import check_taps, rounded_to_bf16
 from spec_drafters._linear import Matrix
-from spec_drafters._vocab import DraftVocab, OutputHead, check_width, soft_capped
+from spec_drafters._vocab import (
+    DraftVocab,
+    OutputHead,
+    check_width,
+    chosen_of,
+    or_none,
+    soft_capped,
+)
 from spec_drafters._weights import Weights
 
 
@@ -100,6 +107,7 @@ class Eagle3Drafter:
         hidden, token = self._waiting, mx.array([anchor], mx.int32)
         tokens: list[mx.array] = []
         rows: list[mx.array] = []
+        chosen_by: list[mx.array] = []
         for step_key in mx.random.split(key, n_drafts):
             output = pairs.feed(self._embed(token), hidden)
             normed = mx.fast.rms_norm(output, self._norm, self.config.eps)
@@ -110,10 +118,12 @@ class Eagle3Drafter:
             else:
                 rows.append(target_probs(logits, settings))
                 drafted = draw(rows[-1], step_key)
+            chosen_by.append(chosen_of(rows[-1] if rows else logits, drafted))
             token = self._vocab.to_target(drafted.astype(mx.int32))
             tokens.append(token)
+        drafts = or_none(mx.concatenate(tokens), mx.concatenate(chosen_by))
         probs = self._vocab.spread(mx.concatenate(rows)) if rows else None
-        return Draft(mx.concatenate(tokens), probs, source=self.name)
+        return Draft(drafts, probs, source=self.name)
 
     def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
         """Pair each state with the token that followed it; enqueues, waits for nothing."""

@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_core import Drafter, LoadError, Target
+import mlx.core as mx
+
+from spec_core import Drafter, LoadError, Sampling, Target
+from spec_core.host import host_ints
 from spec_drafters._checkpoint import Checkpoint, open_checkpoint
 from spec_drafters._eagle_config import is_eagle3
 from spec_drafters._files import locate
 from spec_drafters._packaging import block_family
 from spec_drafters._speculators import algorithm, is_speculators
+from spec_drafters._vocabulary import check_same_vocabulary
 from spec_drafters.dflash import DFlashDrafter
 from spec_drafters.dflash2 import DFlash2Drafter
 from spec_drafters.draft_model import DraftModelDrafter
@@ -57,7 +61,8 @@ def load_drafter(
         target: The model it drafts for.
         mode: "auto", or the kind that must come out: "dspark", "dflash" (DFlash 2 included),
             "eagle3", "draft-model", "lookup".
-        model: Name or folder of the target, to find its pair and its vocabulary.
+        model: Name or folder of the target, to find its pair, and its vocabulary where the target
+            does not say in `folder` what it was loaded from.
         bits: 4 or 8 quantises the drafter's linears and embeddings at load; a checkpoint that is
             quantised already stays as it is. 16 computes with plain matrices, unpacked if need be:
             the fastest on a CPU with a fast BLAS, which quantised products do not use.
@@ -134,6 +139,34 @@ def _with_lookup(drafter: Drafter, in_front: bool) -> Drafter:
 
 def _load(name: Path | str, target: Target, mode: str, settings: dict[str, Any]) -> Drafter:
     folder = locate(name)
+    drafter = _made(folder, target, mode, settings)
+    _try_out(drafter, target, folder.name)
+    return drafter
+
+
+def _try_out(drafter: Drafter, target: Target, name: str) -> None:
+    """Draft once, so that one that cannot is refused here and not by the first request.
+
+    Raises:
+        LoadError: it breaks off.
+    """
+    prompt = [1, 2, 3]
+    try:
+        output = target.prefill(prompt, target.make_cache(), taps=drafter.taps)
+        drafter.observe(prompt, output)
+        key = mx.random.key(0)
+        draft = drafter.draft(1, drafter.max_draft, sampling=Sampling(), key=key)
+        host_ints(draft.tokens)  # sync: once, at load
+    except Exception as error:  # whatever a checkpoint of wrong values leads to
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise LoadError(
+            f'[load] Drafter "{name}" must be able to draft for this target, and breaks off: '
+            f"{reason}. Use lookup, or another drafter."
+        ) from error
+    drafter.reset()
+
+
+def _made(folder: Path, target: Target, mode: str, settings: dict[str, Any]) -> Drafter:
     checkpoint = open_checkpoint(folder)
     kind = detect(checkpoint)
     wanted = "dflash" if kind == "dflash2" else kind
@@ -152,6 +185,7 @@ def _load(name: Path | str, target: Target, mode: str, settings: dict[str, Any])
         kept = {k: v for k, v in settings.items() if k not in ("bits", "window")}
         return DraftModelDrafter.load(folder, target, **kept)
     settings.pop("model")
+    _check_words(folder, target)
     if kind == "eagle3":
         settings.pop("window")
         return Eagle3Drafter(checkpoint, target, **settings)
@@ -159,6 +193,18 @@ def _load(name: Path | str, target: Target, mode: str, settings: dict[str, Any])
         return DSparkDrafter(checkpoint, target, confidence_threshold=threshold, **settings)
     family = DFlash2Drafter if kind == "dflash2" else DFlashDrafter
     return family(checkpoint, target, **settings)
+
+
+def _check_words(folder: Path, target: Target) -> None:
+    """Refuse a head that comes with a tokenizer of other words than the target's.
+
+    Raises:
+        LoadError: an id that both have stands for two strings.
+    """
+    theirs = getattr(target, "folder", None)
+    files = [] if theirs is None else [folder / "tokenizer.json", theirs / "tokenizer.json"]
+    if files and all(file.is_file() for file in files):
+        check_same_vocabulary(*files, shared_only=True)
 
 
 def detect(checkpoint: Checkpoint) -> str:

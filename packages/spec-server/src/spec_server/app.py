@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from spec_server.bodies import UniqueKeys
 from spec_server.engine import Engine
 from spec_server.errors import Refusal, body_of, dialect_of
 from spec_server.gate import Gate, too_large
@@ -32,6 +33,7 @@ def create_app(engine: Engine, settings: Settings) -> ASGIApp:
     """
     service = Service(engine, settings)
     app = FastAPI(title="spec", docs_url=None, redoc_url=None)
+    app.router.route_class = UniqueKeys
     add_openai(app, service)
     add_messages(app, service)
     add_facts(app, service)

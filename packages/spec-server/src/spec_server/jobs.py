@@ -130,6 +130,8 @@ class Figures:
         accepted: Drafts accepted.
         tokens_per_second: Decoding only.
         time_to_first_token: Seconds since the request was queued.
+        max_draft: Most drafts a round that the request was given; "auto" for a cap that adapts.
+        notices: What was done otherwise than asked for, in words.
     """
 
     prompt_tokens: int
@@ -141,11 +143,14 @@ class Figures:
     accepted: int
     tokens_per_second: float
     time_to_first_token: float
+    max_draft: int | str = 0
+    notices: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """The object that responses carry as `x_spec`."""
         return {
             "mode": self.mode,
+            "max_draft": self.max_draft,
             "acceptance_length": round(self.acceptance_length, 4),
             "drafted_tokens": self.drafted,
             "accepted_tokens": self.accepted,

@@ -169,7 +169,7 @@ class Prompter:
             in_reasoning = self._ends_in_reasoning(text) and not chat.continue_last
             if in_reasoning and chat.thinking is False and self.think is not None:
                 text, in_reasoning = f"{text.rstrip()}\n\n{self.think[1]}\n\n", False
-            ids = tuple(self.words.encode_bare(text))
+            ids = tuple(self.words.encode_rendered(text))
             grammar = self._grammar(chat)
         call = self.call if chat.tools else None
         bare = bool(chat.tools) and self.bare_calls

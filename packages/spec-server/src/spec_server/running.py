@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from spec_core import Drafter, Pair, Round, StatsMeter
+from spec_core import Drafter, FixedCap, Pair, Round, StatsMeter
 from spec_core.batch import Batch, Row
 from spec_core.text import TextStream
 from spec_server.guides import Grammars, make_guide
@@ -233,12 +233,28 @@ class Generation:
             accepted=stats.n_accepted,
             tokens_per_second=stats.tokens_per_second,
             time_to_first_token=self._first_s,
+            max_draft=self._cap_given(),
+            notices=self._notices(),
         )
         metrics = self._machinery.metrics
         metrics.acceptance.observe(figures.acceptance_length)
         if figures.tokens_per_second > 0:
             metrics.per_token.observe(1 / figures.tokens_per_second)
         return figures
+
+    def _cap_given(self) -> int | str:
+        """The cap that held: a fixed one is cut to the drafter's block, any other one adapts."""
+        cap, most = self.row.run.cap, self._most()
+        return min(cap.n, most) if isinstance(cap, FixedCap) else "auto"
+
+    def _notices(self) -> tuple[str, ...]:
+        wish, given = self.job.ask.max_draft, self._cap_given()
+        if wish is None or not isinstance(given, int) or wish <= given:
+            return ()
+        return (f"At most {given} tokens are drafted a round; max_draft {wish} is cut to that.",)
+
+    def _most(self) -> int:
+        return self._drafter.max_draft if self._drafter is not None else 0
 
     def _drafted_at_all(self) -> bool:
         return self._drafter is not None and self.job.ask.max_draft != 0

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from spec_targets.tokenizer import with_start
+
 _LATIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
 
 
@@ -46,6 +48,10 @@ class Words:
     def encode_bare(self, text: str) -> list[int]:
         """Ids of a text that already holds its special tokens."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a rendered conversation: its start token once, whether or not it was written."""
+        return with_start(self.encode_bare(text), self._tokenizer)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids; special tokens give nothing, marks excepted."""

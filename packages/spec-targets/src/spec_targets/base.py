@@ -6,6 +6,7 @@ cache entry says how it rolls back (`rollback`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -85,6 +86,7 @@ class MlxTarget:
         self.context_length = context_length
         self.kv_bits: int | None = None
         self.kernels: Installed | None = None  # set by load_target
+        self.folder: Path | None = None  # of the checkpoint; set by load_target
         self._kv_group_size = 0
         self._family = family
         self._n_heads = n_heads

@@ -94,6 +94,7 @@ def load_target(
         raise LoadError(
             f'[load] mlx-lm must be able to load "{folder}", and says: {_one_line(error)}'
         ) from error
+    target.folder = folder
     target.kernels = install_kernels(
         target,
         text_config,
@@ -196,13 +197,34 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def _end_ids(folder: Path, config: dict[str, Any]) -> list[int] | None:
+    """Every id that any of the configs lets a text end with; None where none says."""
+    sources = [config, config.get("text_config")]
+    generation = folder / "generation_config.json"
+    if generation.is_file():
+        try:
+            sources.append(json.loads(generation.read_text(encoding="utf-8")))
+        except (ValueError, OSError, RecursionError) as error:
+            raise LoadError(
+                f'[load] "{generation}" must be JSON, got: {_one_line(error)}'
+            ) from error
+    found: set[int] = set()
+    for source in sources:
+        stated = source.get("eos_token_id") if isinstance(source, dict) else None
+        for token in stated if isinstance(stated, list) else [stated]:
+            if token is not None and type(token) is not int:
+                raise LoadError(
+                    f'[load] "eos_token_id" in the configs of "{folder}" must be a whole number or '
+                    f"a list of them, got {stated!r}."
+                )
+            found |= set() if token is None else {token}
+    return sorted(found) or None
+
+
 def _load_tokenizer(folder: Path, config: dict[str, Any], trusted: bool) -> HfTokenizer:
+    ends = _end_ids(folder, config)
     try:
-        wrapper = load_tokenizer(
-            folder,
-            {"trust_remote_code": trusted},
-            eos_token_ids=config.get("eos_token_id"),
-        )
+        wrapper = load_tokenizer(folder, {"trust_remote_code": trusted}, eos_token_ids=ends)
     except Exception as error:  # transformers raises whatever its tokenizer classes do
         raise LoadError(
             f'[load] The tokenizer files of "{folder}" must load, and do not: {_one_line(error)}'

@@ -95,6 +95,7 @@ class LeadTarget:
         self._n_made = 0
         self._dropped: list[int] = []
         self.model_type = target.model_type
+        self.folder = target.folder
         self.vocab_size = target.vocab_size
         self.hidden_size = target.hidden_size
         self.n_layers = target.n_layers

@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core import LoadError
+from spec_core.weightfile import check_weight_file
 
 KNOWN_SINCE = "0.32.2"  # the oldest mlx-lm with every model type in FAMILIES
 ELSEWHERE = {  # model types that mlx-lm lacks -> who has them
@@ -94,12 +95,25 @@ def refuse_remote_code(folder: Path, config: dict[str, Any], trusted: bool) -> N
         except (ValueError, OSError, RecursionError) as error:
             raise LoadError(f'[load] "{extra}" must be JSON, got: {error}') from error
     for name, content in configs.items():
-        for key in ("model_file", "auto_map"):
-            if key in content:
-                raise LoadError(
-                    f'[load] "{name}" of this checkpoint names Python code of its own ("{key}"), '
-                    "which is not run. Pass --trust-remote-code if you trust it."
-                )
+        key = _code_key(content)
+        if key is not None:
+            raise LoadError(
+                f'[load] "{name}" of this checkpoint names Python code of its own ("{key}"), '
+                "which is not run. Pass --trust-remote-code if you trust it."
+            )
+
+
+def _code_key(content: Any) -> str | None:
+    """The key that names code, at any depth, as a path; None without."""
+    if not isinstance(content, dict):
+        return None
+    for key, value in content.items():
+        if key in ("model_file", "auto_map"):
+            return key
+        deeper = _code_key(value)
+        if deeper is not None:
+            return f"{key}.{deeper}"
+    return None
 
 
 def refuse_patterns(folder: Path) -> None:
@@ -116,10 +130,11 @@ def refuse_patterns(folder: Path) -> None:
 
 
 def refuse_missing_weights(folder: Path) -> None:
-    """Refuse a folder that lacks weight files.
+    """Refuse a folder that lacks weight files, or holds something else under their names.
 
     Raises:
-        LoadError: no weights, a listed file is missing, or the list cannot be read.
+        LoadError: no weights, a listed file is missing, the list cannot be read, or a file is not
+            whole.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -137,3 +152,5 @@ def refuse_missing_weights(folder: Path) -> None:
             )
     elif not list(folder.glob("model*.safetensors")):
         raise LoadError(f'[load] "{folder}" must hold model*.safetensors, and does not.')
+    for path in sorted(folder.glob("model*.safetensors")):  # what mlx-lm reads
+        check_weight_file(path)

@@ -65,13 +65,24 @@ class HfTokenizer:
             raise SpecError(
                 f"[tokenizer] The chat template refused the messages: {said}"
             ) from error
-        return [int(i) for i in ids]
+        return with_start([int(i) for i in ids], self._tokenizer)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
         return self._tokenizer.decode(
             list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+
+
+def with_start(ids: list[int], tokenizer: Any) -> list[int]:
+    """Ids of a conversation with the start token in front, where raw texts get one.
+
+    Most templates write it; one that leaves it to the tokenizer gets it here, and none gets two.
+    """
+    start = tokenizer.bos_token_id
+    if start is None or ids[:1] == [start]:
+        return ids
+    return [start, *ids] if list(tokenizer.encode(""))[:1] == [start] else ids
 
 
 def _refuse_surrogates(text: Any) -> None:

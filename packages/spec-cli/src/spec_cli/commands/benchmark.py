@@ -77,11 +77,12 @@ def benchmark(modes: tuple[str, ...], drafters: tuple[str, ...], **options: Any)
         return
     render.table(
         f"{opened.name}, {options['trials']} trials, medians",
-        ["prompts", "mode", "tok/s", "speed-up", "tokens a round", "same ids"],
+        ["prompts", "mode", "tok/s", "speed-up", "prefill s", "tokens a round", "same ids"],
         [
             [
                 row["prompts"], row["mode"], f"{row['tokens_per_second']:.1f}",
-                f"{row['speedup']:.2f}", f"{row['acceptance_length']:.2f}",
+                "-" if row["speedup"] is None else f"{row['speedup']:.2f}",
+                f"{row['prefill_seconds']:.3f}", f"{row['acceptance_length']:.2f}",
                 "yes" if row["identical"] else f"no ({row['near_ties']} near ties)",
             ]
             for row in rows

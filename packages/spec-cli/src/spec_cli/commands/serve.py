@@ -82,6 +82,8 @@ def _load(options: dict[str, Any]) -> Any:
     opened = open_target(options)
     pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
     chosen = caps.caps_for(opened, pair, options)
+    if pair.drafter is not None:
+        render.note(f"Drafts: {chosen}.")
     shared = chosen.make()  # one for all requests, since it learns from text to text
     mode, drafter = names_of(pair.drafter)
 

@@ -80,8 +80,8 @@ def new_id(prefix: str) -> str:
 def x_spec(figures: Figures, notices: Sequence[str] = ()) -> dict[str, Any]:
     """What each response says about how it was made."""
     told = figures.as_json()
-    if notices:
-        told["notices"] = list(notices)
+    if notices or figures.notices:
+        told["notices"] = [*notices, *figures.notices]
     return told
 
 

@@ -24,6 +24,7 @@ from spec_server.schema.base import (
     sampling_of,
     stops_of,
 )
+from spec_server.tools import history_arguments
 
 
 class CacheControl(Strict):
@@ -65,7 +66,7 @@ class ToolUseBlock(Strict):
     type: Literal["tool_use"]
     id: str
     name: Annotated[str, Field(min_length=1)]
-    input: dict[str, Any]
+    input: Any = None
     cache_control: CacheControl | None = None
     caller: Any = None
 
@@ -303,7 +304,8 @@ def _turn(message: Message, where: str) -> list[dict[str, Any]]:
         elif isinstance(block, ThinkingBlock):
             reasoning.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
-            call = {"name": block.name, "arguments": block.input}
+            arguments = history_arguments(block.input, f"{where}.tool_use.input")
+            call = {"name": block.name, "arguments": arguments}
             calls.append({"id": block.id, "type": "function", "function": call})
         elif isinstance(block, ToolResultBlock):
             results.append(_result(block))

@@ -54,7 +54,7 @@ class CallItem(Strict):
     type: Literal["function_call"]
     call_id: str
     name: Annotated[str, Field(min_length=1)]
-    arguments: str
+    arguments: Any = None
     id: str | None = None
     status: str | None = None
     namespace: str | None = None

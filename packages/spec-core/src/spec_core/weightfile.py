@@ -1,0 +1,74 @@
+"""Whether a file is a whole safetensors file, told before anything is read of its data.
+
+Downloads leave pointers, error pages and halves under a weight file's name; the refusal says which.
+Knows the container, not what is in it.
+"""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from spec_core.errors import LoadError
+
+
+def check_weight_file(path: Path) -> None:
+    """Refuse a file that is not a whole safetensors file. Reads its header alone.
+
+    Raises:
+        LoadError: it is something else, cut short, or names a tensor twice.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(64)
+        length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else size
+        if length + 8 > size or start[8:9] not in (b"{", b" "):
+            raise LoadError(
+                f'[load] "{path.name}" must be a safetensors file, got {size} bytes that look like '
+                f"{looks_like(start)}. Download it again."
+            )
+        file.seek(8)
+        problem = _problem(file.read(length), size - 8 - length)
+    if problem is not None:
+        raise LoadError(
+            f'[load] "{path.name}" must be a whole safetensors file, got {problem}. '
+            "Download it again."
+        )
+
+
+def looks_like(start: bytes) -> str:
+    """What a file is, by its first bytes, that is not what its name says."""
+    if not start.strip(b"\0"):
+        return "an empty or zeroed file"
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer"
+    if start.lstrip()[:1] == b"<":
+        return "an HTML page"
+    if start.startswith(b"GGUF"):
+        return "a GGUF file"
+    return "a cut or damaged file"
+
+
+def _problem(header: bytes, n_data: int) -> str | None:
+    """What is wrong with a header in front of so many bytes of data, or None."""
+    twice: list[str] = []
+
+    def gathered(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                twice.append(name)
+            found[name] = value
+        return found
+
+    try:
+        tensors = json.loads(header, object_pairs_hook=gathered)
+        ends = {name: t["data_offsets"][1] for name, t in tensors.items() if name != "__metadata__"}
+        late = [name for name, end in ends.items() if end > n_data]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        return f"a header that cannot be read ({type(error).__name__})"
+    if twice:
+        return f'"{twice[0]}" twice'
+    if late:
+        return f'{n_data} bytes of data where "{late[0]}" ends at {ends[late[0]]}'
+    return None
