@@ -319,5 +319,5 @@ def test_norms_confidence_and_log_snr_are_never_quantised(tmp_path: Path) -> Non
     drafter = load_drafter(folder, TinyTarget(), mode="dspark", bits=4)
     assert isinstance(drafter, DSparkDrafter)
     assert drafter.report.n_quantised == 2 * 6 + 1 + 2  # layers, fc, own ends
-    assert drafter._confidence is not None
-    assert drafter._confidence.weight.shape == (HIDDEN + 8,)
+    assert drafter._chain.confidence is not None
+    assert drafter._chain.confidence.weight.shape == (HIDDEN + 8,)
