@@ -230,7 +230,7 @@ def test_a_map_over_the_whole_vocabulary_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
-        ("mtp.0.attn.wq_a.weight", "draft stages inside a full model"),
+        ("mtp.0.attn.wq_a.weight", "a multi-token-prediction layer without a DSpark head"),
         ("layer_fusion_weights", "a DFly head"),
         ("medusa_head.0.weight", "Medusa heads"),
         ("target_model.embed_tokens.weight", "a drafter with its whole target inside"),
@@ -259,7 +259,9 @@ def test_unsupported_algorithms_are_named(tmp_path: Path) -> None:
     layout = LAYOUTS["deepspec, own ends"]()
     del layout.config["block_size"]
     layout.config["dspark_block_size"] = 5
-    assert "got a full model with drafting stages inside" in refusal(tmp_path / "e", layout)
+    assert 'must hold its draft stages as "mtp." tensors, got none' in refusal(
+        tmp_path / "e", layout
+    )
 
 
 def test_missing_settings_are_named(tmp_path: Path) -> None:

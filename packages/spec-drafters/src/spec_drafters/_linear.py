@@ -89,6 +89,14 @@ class Matrix:
             q and q.map(lambda array: array[start:stop]),
         )
 
+    def split(self, n: int) -> "MatrixStack":
+        """Its rows in n equal runs, each a matrix of its own; without the bias."""
+
+        def cut(array: mx.array) -> mx.array:
+            return array.reshape(n, array.shape[0] // n, array.shape[1])
+
+        return MatrixStack(cut(self.weight), self.quantised and self.quantised.map(cut))
+
     @property
     def arrays(self) -> list[mx.array]:
         """Everything it holds, for evaluation."""
