@@ -21,6 +21,8 @@ HEADS, HEAD_DIM, ROPE, Q_RANK, GROUPS, O_RANK = 6, 64, 16, 32, 2, 32
 COPIES, WINDOW, BLOCK, MASK, N_STAGES = 4, 12, 5, 39, 3
 INNER, EXPERTS, ACTIVE, DRAFT_EXPERTS, DRAFT_ACTIVE = 32, 6, 2, 5, 3
 HASHED = 2  # target layers that route by token (V4)
+INDEX_HEADS, INDEX_DIM = 2, 32
+RATIOS, KV_SOURCES, INDEX_SOURCES = [0, 2, 1, 1, 1, 0], [1, 2], [1, 2, 3]  # of the target (V4.1)
 SIZES = {"F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "BF16": 2, "F32": 4, "I64": 8}
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
@@ -131,6 +133,19 @@ class Bundle:
             self.plain(f"{p}.hc_{side}_base", rng.normal(size=mixes), "F32")
             self.plain(f"{p}.hc_{side}_scale", 0.5 + rng.random(3), "F32")
 
+    def compression(self, a: str, layer: int) -> None:
+        """What a V4.1 layer compresses and selects with."""
+        if layer in KV_SOURCES:
+            self.plain(f"{a}.compressor.wkv.weight", self.normal(HEAD_DIM, HIDDEN))
+            if RATIOS[layer] > 1:
+                self.plain(f"{a}.compressor.wgate.weight", self.normal(HEAD_DIM, HIDDEN))
+            self.norm(f"{a}.compressor.norm.weight", HEAD_DIM)
+            self.plain(f"{a}.indexer.wk.weight", self.normal(INDEX_DIM, HEAD_DIM))
+            self.norm(f"{a}.indexer.k_norm.weight", INDEX_DIM)
+        if layer in INDEX_SOURCES:
+            self.fp8(f"{a}.indexer.wq_b", INDEX_HEADS * INDEX_DIM, Q_RANK)
+            self.plain(f"{a}.indexer.weights_proj.weight", self.normal(INDEX_HEADS, HIDDEN))
+
     def collapse(self, p: str) -> None:
         """The learned collapse of the copies (V4)."""
         self.plain(f"{p}hc_head_fn", self.normal(COPIES, COPIES * HIDDEN), "F32")
@@ -145,6 +160,7 @@ def bundle(
     packed: bool = True,
     hashed_drafts: bool = False,
     flat: float = 1.0,
+    table: float = 6.0,
 ) -> Bundle:
     """A whole checkpoint: target layers, draft stages, ends.
 
@@ -153,16 +169,19 @@ def bundle(
         seed: Of everything.
         packed: FP8 and FP4 as published; without, all matrices in BF16.
         hashed_drafts: Draft stages route by token too (no published checkpoint does).
+        table: Multiplies the embedding table.
         flat: Multiplies the head: below 1 the target is less sure.
     """
     rng, rank = np.random.default_rng(seed), 8
     b = Bundle(config_of(generation), generation, rng, packed)
     v4 = generation == "v4"
-    b.plain("embed.weight", 6 * rng.normal(size=(VOCAB, HIDDEN)))
+    b.plain("embed.weight", table * rng.normal(size=(VOCAB, HIDDEN)))
     b.plain("head.weight", flat * 0.6 * rng.normal(size=(VOCAB, HIDDEN)))
     b.norm("norm.weight", HIDDEN)
     for i in range(DEPTH):
         b.block(f"layers.{i}", EXPERTS, ACTIVE, hashed=v4 and i < HASHED)
+        if not v4:
+            b.compression(f"layers.{i}.attn", i)
     if v4:
         b.collapse("")
     n, k = (EXPERTS, ACTIVE) if v4 else (DRAFT_EXPERTS, DRAFT_ACTIVE)
@@ -229,9 +248,15 @@ def config_of(generation: str) -> dict[str, Any]:
         return {"model_type": "deepseek_v4", **text, **extra, "quantization_config": quantised}
     text |= {
         "gate_temp": 1.25,
-        "compress_ratios": [0, 2, 1, 1, 1, 0, 0, 0, 0],
-        "kv_source_layer_ids": [1, 2],
-        "index_source_layer_ids": [1, 2, 3],
+        "compress_ratios": RATIOS + [0] * N_STAGES,
+        "kv_source_layer_ids": KV_SOURCES,
+        "index_source_layer_ids": INDEX_SOURCES,
+        "candidate_source_layer_id": 2,
+        "candidate_topk_blocks": 4,
+        "candidate_block_size": 2,
+        "index_n_heads": INDEX_HEADS,
+        "index_head_dim": INDEX_DIM,
+        "index_topk": 6,
         "dspark_n_routed_experts": DRAFT_EXPERTS,
         "dspark_num_experts_per_tok": DRAFT_ACTIVE,
     }

@@ -249,21 +249,25 @@ class NumpyTarget:
         return hidden @ self.matrix.T
 
 
-def taught(b: sizes.Bundle) -> sizes.Bundle:
+def taught(b: sizes.Bundle, target: Any = None) -> sizes.Bundle:
     """The same checkpoint with drafts that are often right, on a target that is near a bigram.
 
-    Rows of the table outweigh what layers add to them, and the Markov head holds the target's mean
-    logits after each token; what the stages say is turned down.
+    The Markov head holds the target's mean logits after each token; what the stages say is turned
+    down.
+
+    Args:
+        b: A checkpoint whose table outweighs what layers add to its rows.
+        target: Its target; a NumPy one without.
     """
     n, last = sizes.VOCAB, f"mtp.{sizes.N_STAGES - 1}"
-    b.plain("embed.weight", 2 * b.values["embed.weight"])
+    target = target or NumpyTarget(b)
     text = np.concatenate([np.arange(n), np.random.default_rng(0).integers(0, n, 240)])
-    target = NumpyTarget(b)
     block = mx.array(text.astype(np.int32))
-    logits = np.array(target.verify(block, target.make_cache()).logits)
+    logits = np.array(target.verify(block, target.make_cache()).logits.astype(mx.float32))
     means = np.stack([logits[text == token].mean(0) for token in range(n)])
-    b.plain(f"{last}.markov_head.markov_w1.weight", np.eye(n))
-    b.plain(f"{last}.markov_head.markov_w2.weight", means.T)
+    first, second = ("markov_w1", "markov_w2") if b.generation == "v4" else ("embed", "head")
+    b.plain(f"{last}.markov_head.{first}.weight", np.eye(n))
+    b.plain(f"{last}.markov_head.{second}.weight", means.T)
     b.plain(f"{last}.norm.weight", 0.1 * b.values[f"{last}.norm.weight"])
     confidence = 0.05 * b.rng.normal(size=(1, sizes.HIDDEN + n))
     b.plain(f"{last}.confidence_head.proj.weight", confidence)
