@@ -15,6 +15,7 @@ from spec_drafters import _shards as shards_module
 from spec_drafters._checkpoint import open_checkpoint
 from spec_drafters._shards import Shards
 from spec_drafters.deepseek_v4 import bytes_needed
+from spec_drafters.quantise import quantise_checkpoint
 
 from .checkpoints import TinyTarget
 from .deepseek_layouts import (
@@ -432,3 +433,9 @@ def test_a_conversion_without_its_stages_is_told_so(tmp_path: Path) -> None:
     message = refusal(tmp_path)
     assert 'must hold its draft stages as "mtp." tensors' in message
     assert "pass the original checkpoint as drafter" in message
+
+
+def test_a_bundle_is_not_written_again(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "a", bundle())
+    with pytest.raises(LoadError, match='must be a drafter alone, got "a", a model with draft'):
+        quantise_checkpoint(tmp_path / "a", tmp_path / "b")

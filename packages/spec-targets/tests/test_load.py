@@ -5,7 +5,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from spec_core import LoadError
+from spec_core import LoadError, room
 from spec_targets import load_target
 from spec_targets.tiny import build, tiny_config
 
@@ -36,6 +36,16 @@ def test_a_checkpoint_loads_with_its_limits(checkpoint):
 def test_the_compute_type_can_be_chosen(checkpoint):
     target, _ = load_target(checkpoint(), dtype=mx.bfloat16)
     assert target.embed(mx.array([1])).dtype == mx.bfloat16
+
+
+def test_a_model_larger_than_the_machine_is_refused_before_it_is_read(checkpoint, monkeypatch):
+    folder = checkpoint()
+    held = mx.get_active_memory()
+    monkeypatch.setattr(room, "machine_bytes", lambda: held + 1000)
+    n_bytes = sum(array.nbytes for array in mx.load(str(folder / "model.safetensors")).values())
+    with pytest.raises(LoadError, match=rf'^\[load\] The model in ".*" needs {n_bytes} bytes of'):
+        load_target(folder)
+    assert mx.get_active_memory() - held < 1000  # nothing of it was read
 
 
 def test_packed_keys_are_an_argument_of_loading(checkpoint):

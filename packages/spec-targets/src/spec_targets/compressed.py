@@ -6,6 +6,7 @@ lost when a group closes; while a block is open they are noted, so that a group 
 closed can be opened again from the very numbers it was made of. Nothing is computed twice.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +16,7 @@ from mlx_lm.models.deepseek_v41 import LayerCache
 from spec_targets.swap import Swaps
 
 _PROJECTIONS = ("kv_proj", "gate_proj")
+_ARRAYS = ("window", "compress_kv", "index_k", "pending_kv", "pending_gate")
 
 
 class CompressedCache(LayerCache):
@@ -34,9 +36,27 @@ class CompressedCache(LayerCache):
 
     def open(self) -> None:
         """Remember the state and note what the next rows bring."""
-        names = ("offset", "window", "compress_kv", "index_k", "pending_kv", "pending_gate")
-        self._before = {name: getattr(self, name) for name in names}
+        self._before = {name: getattr(self, name) for name in ("offset", *_ARRAYS)}
         self._rows, self._ratio, self._projected = None, 0, ()
+
+    @classmethod
+    def holding(
+        cls, arrays: Sequence[mx.array], offset: int, details: Sequence[int]
+    ) -> "CompressedCache":
+        """A cache that goes on from what `frozen` gave."""
+        window_size, *there = details
+        cache, left = cls(window_size), iter(arrays)
+        cache.offset = offset
+        for name, is_there in zip(_ARRAYS, there, strict=True):
+            setattr(cache, name, mx.contiguous(next(left)) if is_there else None)
+        return cache
+
+    def frozen(self) -> tuple[tuple[mx.array, ...], int, tuple[int, ...]]:
+        """Copies of the arrays that hold anything, the offset, and what the arrays are."""
+        found = [getattr(self, name) for name in _ARRAYS]
+        there = [array is not None and array.size > 0 for array in found]
+        held = tuple(mx.contiguous(a) for a, is_there in zip(found, there, strict=True) if is_there)
+        return held, self.offset, (self.window_size, *map(int, there))
 
     def update_window(self, kv: mx.array) -> mx.array:
         """Append rows (B, T, D); returns the window before them and all of them."""

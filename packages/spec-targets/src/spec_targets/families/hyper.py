@@ -3,10 +3,10 @@
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from spec_targets.compressed import watch_compressor
 from spec_targets.families.layout import StackFamily
+from spec_targets.sparse import attend_in_order
 
 
 class HyperFamily(StackFamily):
@@ -24,9 +24,12 @@ class HyperFamily(StackFamily):
         return self.norm(model, collapsed.astype(copies.dtype))
 
     def prepare(self, model: Any) -> None:
-        """Let every compressor note what a block feeds it."""
+        """Let compressors note what a block feeds them, and few rows attend as one row does."""
+        args = model.args
         for layer in self.layers(model):
-            attention: nn.Module = layer["self_attn"]
+            attention: Any = layer["self_attn"]
+            selected = args.index_topk if attention.ratio else 0
+            attend_in_order(attention, args.sliding_window, selected)
             if "compressor" in attention:
                 watch_compressor(attention["compressor"])
 
