@@ -1,5 +1,6 @@
 """A whole V4.1 checkpoint on the real mlx-lm class: one folder is the target and its drafter."""
 
+import importlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,10 +8,19 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from spec_core import Pair, StatsMeter, generate, load_pair
+from spec_core import Pair, StatsMeter, TargetOutput, generate, load_pair
 from spec_drafters import DeepseekV4Drafter
 
-from .deepseek_layouts import bundle, write_bundle
+from .checkpoints import TinyTarget
+from .deepseek_layouts import (
+    DRAFT_ACTIVE,
+    DRAFT_EXPERTS,
+    HIDDEN,
+    N_STAGES,
+    WINDOW,
+    bundle,
+    write_bundle,
+)
 from .deepseek_reference import taught
 from .test_distribution import excess
 
@@ -92,3 +102,41 @@ def test_rejected_drafts_leave_no_trace_in_either_end(open_pair: Any) -> None:
         drafter.observe(seen[-missing:], type(output)(output.logits, cut))
     rows = [one._body.hidden(anchor, 5) for one in (fresh, drafter)]
     assert mx.abs(rows[0] - rows[1]).max().item() < 1e-3 * mx.abs(rows[0]).max().item()
+
+
+def test_a_block_of_one_row_equals_the_librarys_own_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mlx-lm's V4.1 layer on the drafter's context: a stage differs from it in its mask alone."""
+    library: Any = importlib.import_module("mlx_lm.models.deepseek_v41")
+    monkeypatch.setattr(library, "_fake_quant_fp8", lambda x, _: x)  # drafts keep keys as they are
+    b = bundle("v4.1", packed=False)
+    text = b.config["text_config"]
+    text |= {"dspark_block_size": 1}
+    write_bundle(tmp_path, b)
+    target = TinyTarget()
+    drafter = DeepseekV4Drafter.load(tmp_path, target, bits=16)
+    n_rows = WINDOW + 5
+    taps = mx.random.normal((n_rows, HIDDEN), key=mx.random.key(0))
+    drafter.observe([0] * n_rows, TargetOutput(mx.zeros((n_rows, 1)), (taps, -taps, taps**2)))
+    body: Any = drafter._body
+
+    own = {"compress_ratios": [], "kv_source_layer_ids": [], "index_source_layer_ids": []}
+    sizes = {"n_routed_experts": DRAFT_EXPERTS, "num_experts_per_tok": DRAFT_ACTIVE}
+    config = {**text, **own, **sizes, "num_hidden_layers": N_STAGES, "rope_scaling": None}
+    model = library.Model(library.ModelArgs.from_dict({**config, "model_type": "deepseek_v41"}))
+    stored = {k.replace("mtp.", "layers."): mx.array(v) for k, v in b.values.items() if "mtp." in k}
+    model.load_weights(list(model.sanitize(stored).items()), strict=False)
+
+    row = target.embed(mx.array([7]))
+    stream = mx.broadcast_to(row[None, :, None], (1, 1, 4, HIDDEN))
+    pre = mx.array([[[1.0, 0, 0, 0]]])
+    for layer, cache in zip(model.layers, body._caches, strict=True):
+        held = library.LayerCache(WINDOW)
+        held.window = cache.rows()[0][0]
+        places = mx.arange(WINDOW + 1)[None, None]  # all context rows, and its own
+        settings = {"start_pos": n_rows, "window_idx": places, "cache": held, "shared": {}}
+        stream, pre = layer(stream, pre, **settings)
+    want = library._collapse(stream, pre)[0]
+    got = body.hidden(7, 1)
+    assert mx.abs(got - want).max().item() < 1e-5 * mx.abs(want).max().item()

@@ -77,7 +77,8 @@ def load_target(
             network.set_dtype(dtype)
         if group is not None and group.size() > 1:
             _split(network, config, group)
-        n_bytes = sum(array.nbytes for _, array in tree_flatten(network.parameters()))  # type: ignore[misc]
+        arrays: list[tuple[str, Any]] = tree_flatten(network.parameters())  # pyright: ignore[reportAssignmentType]
+        n_bytes = sum(array.nbytes for _, array in arrays)
         refuse_without_room("load", f'The model in "{folder}"', n_bytes)
         mx.eval(network.parameters())
         network.eval()
