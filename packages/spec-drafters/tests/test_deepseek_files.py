@@ -12,6 +12,7 @@ from spec_core import LoadError, room
 from spec_drafters import DeepseekV4Drafter, LookupDrafter, load_drafter
 from spec_drafters import _files as files_module
 from spec_drafters import _shards as shards_module
+from spec_drafters._blockscale import refuse_without_kernels
 from spec_drafters._checkpoint import open_checkpoint
 from spec_drafters._shards import Shards
 from spec_drafters.deepseek_v4 import bytes_needed
@@ -433,6 +434,21 @@ def test_a_conversion_without_its_stages_is_told_so(tmp_path: Path) -> None:
     message = refusal(tmp_path)
     assert 'must hold its draft stages as "mtp." tensors' in message
     assert "pass the original checkpoint as drafter" in message
+
+
+def test_a_device_without_packed_products_says_so_at_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("[gather_qmm] mode mxfp4\nnot supported")
+
+    write_bundle(tmp_path, bundle())
+    monkeypatch.setattr(mx, "gather_qmm", missing)
+    refuse_without_kernels.cache_clear()
+    message = refusal(tmp_path)
+    assert 'in "mxfp' in message and "and says: [gather_qmm] mode mxfp4 not supp" in message
+    assert message.endswith("Load them in 16 bits.")
+    assert load(tmp_path, bits=16).max_draft == 5
 
 
 def test_a_bundle_is_not_written_again(tmp_path: Path) -> None:

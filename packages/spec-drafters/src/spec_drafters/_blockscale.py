@@ -8,6 +8,8 @@ References:
     blocks of 128 x 128 (V4) and 32 x 32 (V4.1), FP4 experts with a scale per 32 columns.
 """
 
+from functools import cache
+
 import mlx.core as mx
 
 from spec_core import LoadError
@@ -65,6 +67,27 @@ def repack(
             f"{tuple(weight.shape)}. Use the drafter made for this target."
         )
     return weight.view(mx.uint32), packing
+
+
+@cache
+def refuse_without_kernels(mode: str, bits: int, where: str) -> None:
+    """Multiply tiny packed matrices; a device without the kernels says so here, not while drafting.
+
+    Raises:
+        LoadError: MLX has no such product on this device.
+    """
+    try:
+        weight, scales = mx.quantize(mx.zeros((2, GROUP, GROUP)), GROUP, bits, mode)
+        kind = {"group_size": GROUP, "bits": bits, "mode": mode}
+        x, picked = mx.zeros((1, 1, 1, GROUP)), mx.zeros((1, 1), mx.int32)
+        mx.eval(mx.quantized_matmul(x, weight[0], scales[0], **kind))
+        mx.eval(mx.gather_qmm(x, weight, scales, rhs_indices=picked, **kind))
+    except (ValueError, RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise LoadError(
+            f'[{where}] Draft stages in "{mode}" need products that MLX must have on this device, '
+            f"and says: {reason}. Load them in 16 bits."
+        ) from error
 
 
 def refuse_bad_scales(scales: list[tuple[str, mx.array]], where: str) -> None:

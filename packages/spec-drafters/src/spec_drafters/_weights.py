@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from spec_core import LoadError
-from spec_drafters._blockscale import refuse_bad_scales, repack
+from spec_drafters._blockscale import refuse_bad_scales, refuse_without_kernels, repack
 from spec_drafters._linear import Matrix, MatrixStack, Quantised, quantise, unpacked
 from spec_drafters._shards import Shards
 
@@ -258,6 +258,7 @@ class Weights:
     def _settled(self, weight: mx.array, packing: Quantised) -> Matrix:
         """Packed as it is, or plain where plain matrices are asked for."""
         if self._bits < 16:
+            refuse_without_kernels(packing.mode, packing.bits, self.where)
             return Matrix(weight, quantised=packing)
         return Matrix(unpacked(weight, packing, self.dtype))
 
