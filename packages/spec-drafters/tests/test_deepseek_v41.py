@@ -61,13 +61,14 @@ def test_one_folder_gives_both_ends(open_pair: Any) -> None:
     assert pair.drafter.report.missing == ("embed", "head")
 
 
-def test_greedy_ids_equal_plain_decoding_over_200_rounds(open_pair: Any) -> None:
+@pytest.mark.parametrize("n_rounds", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_greedy_ids_equal_plain_decoding(open_pair: Any, n_rounds: int) -> None:
     pair = open_pair(seed=5, table=36)
     meter, rounds = StatsMeter(), []
     for round_ in generate(pair, PROMPT, max_tokens=1200):
         meter.add(round_)
         rounds.append(round_)
-        if len(rounds) > 200:
+        if len(rounds) > n_rounds:
             break
     text = ids(rounds)
     plain = list(generate(Pair(pair.target), PROMPT, max_tokens=len(text)))
