@@ -405,6 +405,11 @@ def test_a_model_that_carries_stages_drafts_for_itself(tmp_path: Path) -> None:
         load_drafter(None, target, mode="dspark", model=model)
 
 
+@pytest.mark.parametrize("model", ["gguf:owner/file.gguf", "owner/na me", "qwen3", "./here/there"])
+def test_names_of_other_kinds_carry_no_stages(model: str) -> None:
+    assert files_module.own_drafts(model) is None
+
+
 def test_of_a_model_on_the_hub_only_the_shards_with_stages_are_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

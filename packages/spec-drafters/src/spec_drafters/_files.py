@@ -115,7 +115,10 @@ def own_drafts(model: str) -> Path | None:
     if not index.is_file():
         if model.count("/") != 1 or model.startswith((".", "/", "~")):
             return None
-        cached = try_to_load_from_cache(model, INDEX)
+        try:
+            cached = try_to_load_from_cache(model, INDEX)
+        except HFValidationError:  # a name of another kind, such as gguf:<repo>/<file>
+            return None
         if not isinstance(cached, str):
             return None
         index = Path(cached)
