@@ -53,15 +53,16 @@ def head_bytes(model: Any) -> int:
 
 def draft_bytes(drafter: Any, target: Any, depth: int) -> int:
     """Bytes that one draft must read; tables that are looked up by id count for nothing."""
-    body = drafter._body
-    tables = [drafter._markov.before] if getattr(drafter, "_markov", None) else []
+    body, chain = drafter._body, getattr(drafter, "_chain", None)
+    markov = chain.markov if chain is not None else None
+    tables = [] if markov is None else [markov.before]
     if body._embedding is not None:
         tables.append(body._embedding)
     looked_up = sum(a.nbytes for t in tables for a in t.arrays)
     slots = drafter.max_draft
     again = 0  # the second Markov matrix is read once a slot
-    if getattr(drafter, "_markov", None):
-        again = (slots - 1) * sum(a.nbytes for a in drafter._markov.after.arrays)
+    if markov is not None:
+        again = (slots - 1) * sum(a.nbytes for a in markov.after.arrays)
     borrowed = 0 if drafter._output.is_own else head_bytes(target.model)
     heads = drafter.head.backbone
     row = 2 * len(heads.views) * heads.n_kv_heads * heads.head_dim

@@ -10,7 +10,7 @@ import pytest
 from spec_core import Pair, Sampling, TargetOutput, generate
 from spec_core import loop as loop_module
 from spec_drafters import DFlashDrafter, DSparkDrafter, Eagle3Drafter
-from spec_drafters import dspark as dspark_module
+from spec_drafters import _chain as chain_module
 
 from .checkpoints import HIDDEN, TinyTarget, write
 from .flash_layouts import FLASH_LAYOUTS
@@ -103,7 +103,7 @@ def test_a_round_reads_the_device_once(
         raise AssertionError("the drafter read the device")
 
     monkeypatch.setattr(loop_module, "host_ints", counted)
-    monkeypatch.setattr(dspark_module, "host_int", refused)
+    monkeypatch.setattr(chain_module, "host_int", refused)
     rounds = list(generate(Pair(target, drafter), [1, 2, 3], max_tokens=20))
     assert len(reads) == len(rounds)
 
@@ -113,13 +113,13 @@ def test_a_confidence_threshold_reads_once_more(
 ) -> None:
     drafter = make("dspark", tmp_path, confidence_threshold=0.2)
     reads: list[int] = []
-    plain = dspark_module.host_int
+    plain = chain_module.host_int
 
     def counted(array: mx.array) -> int:
         reads.append(1)
         return plain(array)
 
-    monkeypatch.setattr(dspark_module, "host_int", counted)
+    monkeypatch.setattr(chain_module, "host_int", counted)
     feed(drafter, 5)
     draft(drafter)
     assert len(reads) == 1

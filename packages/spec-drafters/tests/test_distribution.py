@@ -15,8 +15,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from spec_core import Draft, Pair, Sampling, generate, target_probs
-from spec_core.testing import ToyTarget
+from spec_core import Draft, Pair, Sampling, Target, generate, target_probs
 from spec_drafters import (
     DFlash2Drafter,
     DFlashDrafter,
@@ -122,7 +121,7 @@ def draft_ranks(draft: Draft | None, place: int, row: np.ndarray) -> np.ndarray:
     return np.argsort(-(row + 2 * (np.arange(VOCAB) == drafted)), kind="stable")
 
 
-def excess(target: ToyTarget, drafter: Any, n_tokens: int) -> tuple[float, float]:
+def excess(target: Target, drafter: Any, n_tokens: int) -> tuple[float, float]:
     """How far chi-square lies above its mean, in standard deviations; and the acceptance rate."""
     recording = Recording(drafter)
     pair = Pair(target, recording)
@@ -132,8 +131,8 @@ def excess(target: ToyTarget, drafter: Any, n_tokens: int) -> tuple[float, float
     places = [(d, i) for r, d in zip(rounds, made, strict=True) for i in range(len(r.tokens))]
     text = [*PROMPT, *(t for r in rounds for t in r.tokens)]
     start = len(PROMPT)
-    history = np.array([text[start + i - 2 : start + i] for i in range(n_tokens)])
-    rows = target_probs(target.table[mx.array(history[:, 0]), mx.array(history[:, 1])], SETTINGS)
+    logits = target.verify(mx.array(text[:-1], mx.int32), target.make_cache()).logits
+    rows = target_probs(logits[start - 1 :], SETTINGS)
     seen: dict[tuple[int, int], float] = defaultdict(float)
     expected: dict[tuple[int, int], float] = defaultdict(float)
     for (draft, place), token, row in zip(

@@ -247,7 +247,7 @@ def test_a_map_over_the_whole_vocabulary_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
-        ("mtp.0.attn.wq_a.weight", "draft stages inside a full model"),
+        ("mtp.0.attn.wq_a.weight", "a multi-token-prediction layer without a DSpark head"),
         ("layer_fusion_weights", "a DFly head"),
         ("medusa_head.0.weight", "Medusa heads"),
         ("target_model.embed_tokens.weight", "a drafter with its whole target inside"),
@@ -276,7 +276,9 @@ def test_unsupported_algorithms_are_named(tmp_path: Path) -> None:
     layout = LAYOUTS["deepspec, own ends"]()
     del layout.config["block_size"]
     layout.config["dspark_block_size"] = 5
-    assert "got a full model with drafting stages inside" in refusal(tmp_path / "e", layout)
+    assert 'must hold its draft stages as "mtp." tensors, got none' in refusal(
+        tmp_path / "e", layout
+    )
 
 
 def test_missing_settings_are_named(tmp_path: Path) -> None:
@@ -336,5 +338,5 @@ def test_norms_confidence_and_log_snr_are_never_quantised(tmp_path: Path) -> Non
     drafter = load_drafter(folder, TinyTarget(), mode="dspark", bits=4)
     assert isinstance(drafter, DSparkDrafter)
     assert drafter.report.n_quantised == 2 * 6 + 1 + 2  # layers, fc, own ends
-    assert drafter._confidence is not None
-    assert drafter._confidence.weight.shape == (HIDDEN + 8,)
+    assert drafter._chain.confidence is not None
+    assert drafter._chain.confidence.weight.shape == (HIDDEN + 8,)

@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from spec_core import LoadError
+from spec_core import LoadError, room
 from spec_targets import load_target
 from spec_targets.load import _compute_type
 from spec_targets.tiny import build, tiny_config
@@ -35,6 +35,16 @@ def test_a_gpu_computes_a_packed_checkpoint_in_16_bits_though_it_holds_some_floa
     assert _compute_type(model, on_cpu=True) == mx.float32
     model.set_dtype(mx.float16)
     assert _compute_type(model, on_cpu=False) is None
+
+
+def test_a_model_larger_than_the_machine_is_refused_before_it_is_read(checkpoint, monkeypatch):
+    folder = checkpoint()
+    held = mx.get_active_memory()
+    monkeypatch.setattr(room, "machine_bytes", lambda: held + 1000)
+    n_bytes = sum(array.nbytes for array in mx.load(str(folder / "model.safetensors")).values())
+    with pytest.raises(LoadError, match=rf'^\[load\] The model in ".*" needs {n_bytes} bytes of'):
+        load_target(folder)
+    assert mx.get_active_memory() - held < 1000  # nothing of it was read
 
 
 def test_packed_keys_are_an_argument_of_loading(checkpoint):

@@ -13,7 +13,12 @@ from spec_core.errors import LoadError
 
 
 def check_weight_file(path: Path) -> None:
-    """Refuse a file that is not a whole safetensors file. Reads its header alone.
+    """Refuse a file that is not a whole safetensors file; see `read_header`."""
+    read_header(path)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """What a safetensors file says it holds: the format's entry of each tensor. Reads no data.
 
     Raises:
         LoadError: it is something else, cut short, or names a tensor twice.
@@ -28,12 +33,13 @@ def check_weight_file(path: Path) -> None:
                 f"{looks_like(start)}. Download it again."
             )
         file.seek(8)
-        problem = _problem(file.read(length), size - 8 - length)
+        tensors, problem = _parsed(file.read(length), size - 8 - length)
     if problem is not None:
         raise LoadError(
             f'[load] "{path.name}" must be a whole safetensors file, got {problem}. '
             "Download it again."
         )
+    return tensors
 
 
 def looks_like(start: bytes) -> str:
@@ -49,8 +55,8 @@ def looks_like(start: bytes) -> str:
     return "a cut or damaged file"
 
 
-def _problem(header: bytes, n_data: int) -> str | None:
-    """What is wrong with a header in front of so many bytes of data, or None."""
+def _parsed(header: bytes, n_data: int) -> tuple[dict[str, Any], str | None]:
+    """The entries of a header in front of so many bytes of data, and what is wrong, or None."""
     twice: list[str] = []
 
     def gathered(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -63,12 +69,13 @@ def _problem(header: bytes, n_data: int) -> str | None:
 
     try:
         tensors = json.loads(header, object_pairs_hook=gathered)
-        ends = {name: t["data_offsets"][1] for name, t in tensors.items() if name != "__metadata__"}
+        tensors.pop("__metadata__", None)
+        ends = {name: t["data_offsets"][1] for name, t in tensors.items()}
         late = [name for name, end in ends.items() if end > n_data]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        return f"a header that cannot be read ({type(error).__name__})"
+        return {}, f"a header that cannot be read ({type(error).__name__})"
     if twice:
-        return f'"{twice[0]}" twice'
+        return {}, f'"{twice[0]}" twice'
     if late:
-        return f'{n_data} bytes of data where "{late[0]}" ends at {ends[late[0]]}'
-    return None
+        return {}, f'{n_data} bytes of data where "{late[0]}" ends at {ends[late[0]]}'
+    return tensors, None

@@ -1,5 +1,6 @@
 """Drafters for speculative decoding on MLX: they propose, the target of spec-core decides."""
 
+from spec_drafters.deepseek_v4 import DeepseekV4Drafter
 from spec_drafters.dflash import DFlashDrafter
 from spec_drafters.dflash2 import DFlash2Drafter
 from spec_drafters.draft_model import DraftModelDrafter
@@ -14,6 +15,7 @@ __all__ = [
     "DFlash2Drafter",
     "DFlashDrafter",
     "DSparkDrafter",
+    "DeepseekV4Drafter",
     "DraftModelDrafter",
     "Eagle3Drafter",
     "HybridDrafter",

@@ -9,14 +9,52 @@ from typing import ClassVar, Self
 import mlx.core as mx
 
 from spec_core import LoadError, Sampling, Target, TargetOutput
-from spec_drafters._blocks import BlockBody, BodyState, check_fit
+from spec_drafters._blocks import BlockBody, check_fit
 from spec_drafters._checkpoint import Checkpoint, open_checkpoint, read_head
+from spec_drafters._context import BodyState, ContextBody
 from spec_drafters._head import Family
 from spec_drafters._vocab import OutputHead
 from spec_drafters._weights import WeightReport, Weights
 
 
-class BlockDrafter:
+class ContextDrafter:
+    """A drafter whose only memory is its body's context, and how it draws."""
+
+    name: str
+    report: WeightReport
+    _body: ContextBody
+    _truncate: bool
+
+    def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
+        """Append the taps of committed rows to the context; enqueues, waits for nothing."""
+        self._body.observe(output.taps)
+
+    def fork(self) -> Self:
+        """Another drafter on the same weights, with an empty context."""
+        other = copy.copy(self)
+        other._body = self._body.fork()
+        return other
+
+    def reset(self) -> None:
+        """Forget the context."""
+        self._body.reset()
+
+    def state(self) -> BodyState:
+        """A snapshot of the context."""
+        return self._body.state()
+
+    def restore(self, state: BodyState) -> None:
+        """Go on from a snapshot."""
+        self._body.restore(state)
+
+    def _settings(self, sampling: Sampling) -> Sampling:
+        """What drafts are drawn with: the request's settings, or its temperature alone."""
+        if self._truncate:
+            return sampling
+        return replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
+
+
+class BlockDrafter(ContextDrafter):
     """A block head beside its target; a family adds its `draft`.
 
     Args:
@@ -35,8 +73,6 @@ class BlockDrafter:
     """
 
     family: ClassVar[Family]
-    name: str
-    report: WeightReport
 
     def __init__(
         self,
@@ -81,28 +117,6 @@ class BlockDrafter:
         """K, drafts of a whole block."""
         return self.head.n_drafts
 
-    def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
-        """Append the taps of committed rows to the context; enqueues, waits for nothing."""
-        self._body.observe(output.taps)
-
-    def fork(self) -> Self:
-        """Another drafter on the same weights, with an empty context."""
-        other = copy.copy(self)
-        other._body = self._body.fork()
-        return other
-
-    def reset(self) -> None:
-        """Forget the context."""
-        self._body.reset()
-
-    def state(self) -> BodyState:
-        """A snapshot of the context."""
-        return self._body.state()
-
-    def restore(self, state: BodyState) -> None:
-        """Go on from a snapshot."""
-        self._body.restore(state)
-
     def _take_extras(self, weights: Weights, target: Target) -> None:
         """Take the tensors that only this family has."""
 
@@ -117,9 +131,3 @@ class BlockDrafter:
         n_rows = head.logits_start + n_drafts if causal else head.block_size
         rows = self._body.hidden(anchor, n_rows)
         return rows[head.logits_start : head.logits_start + n_drafts]
-
-    def _settings(self, sampling: Sampling) -> Sampling:
-        """What drafts are drawn with: the request's settings, or its temperature alone."""
-        if self._truncate:
-            return sampling
-        return replace(sampling, top_k=0, top_p=1.0, min_p=0.0)

@@ -8,15 +8,13 @@ References:
     DFlash: arXiv:2602.06036, section 3.
 """
 
-import copy
 import math
 from collections.abc import Sequence
-from typing import Self
 
 import mlx.core as mx
 
 from spec_core import LoadError, Target
-from spec_drafters._context import ContextCache, ContextState
+from spec_drafters._context import ContextBody, ContextCache
 from spec_drafters._fit import check_taps, rounded_to_bf16
 from spec_drafters._head import HeadConfig, LayerView
 from spec_drafters._layers import (
@@ -33,10 +31,8 @@ from spec_drafters._rope import Rotation
 from spec_drafters._vocab import check_width
 from spec_drafters._weights import Weights
 
-BodyState = tuple[ContextState, ...]
 
-
-class BlockBody:
+class BlockBody(ContextBody):
     """A loaded body and the context of one sequence.
 
     Args:
@@ -74,25 +70,6 @@ class BlockBody:
         self._caches = [
             ContextCache(_rows_kept(view, window), head.block_size) for view in body.views
         ]
-        self._unflushed = False
-
-    @property
-    def n_rows(self) -> int:
-        """N, committed rows observed."""
-        return self._caches[0].n_rows
-
-    def observe(self, taps: Sequence[mx.array]) -> None:
-        """Append committed rows: one tap of shape (M, H_target) per tapped layer."""
-        if self._unflushed:
-            # Writes of an earlier call that no draft has read; done by now, so this is in place.
-            mx.async_eval([a for cache in self._caches for a in cache.arrays])
-        rows = self._context_rows(mx.concatenate(list(taps), axis=-1).astype(self._dtype))
-        mx.async_eval(rows)
-        # The writes themselves stay in the graph until the next draft or observe: MLX writes in
-        # place only into a buffer that no running computation holds.
-        for cache, (keys, values) in zip(self._caches, rows, strict=True):
-            cache.append(keys, values)
-        self._unflushed = True
 
     def hidden(self, anchor: int, n_rows: int) -> mx.array:
         """Forward the block `[anchor, mask, ...]` and return its final normed rows, (n_rows, H)."""
@@ -108,27 +85,6 @@ class BlockBody:
             h = self._layer(layer, h, position, cache, masks[view])
         return mx.fast.rms_norm(h, self._final_norm, body.eps)
 
-    def fork(self) -> Self:
-        """The same weights with an empty context."""
-        other = copy.copy(self)
-        other._caches = [cache.fork() for cache in self._caches]
-        other._unflushed = False
-        return other
-
-    def reset(self) -> None:
-        """Forget the context."""
-        for cache in self._caches:
-            cache.reset()
-
-    def state(self) -> BodyState:
-        """A snapshot of the context."""
-        return tuple(cache.state() for cache in self._caches)
-
-    def restore(self, state: BodyState) -> None:
-        """Go on from a snapshot."""
-        for cache, part in zip(self._caches, state, strict=True):
-            cache.restore(part)
-
     def _norm(self, weights: Weights, name: str) -> mx.array:
         body = self.head.backbone
         return weights.array(name, (body.hidden_size,)) + body.norm_offset
@@ -143,10 +99,11 @@ class BlockBody:
             rows = rows * self._scale
         return rows if self._log_snr is None else rows + self._log_snr[: ids.shape[0]]
 
-    def _context_rows(self, taps: mx.array) -> list[tuple[mx.array, mx.array]]:
+    def _context_rows(self, taps: Sequence[mx.array]) -> list[tuple[mx.array, mx.array]]:
         """Keys and values of M committed rows for every layer, (1, n_kv, M, hd) each."""
         body = self.head.backbone
-        context = mx.fast.rms_norm(self._fc(taps), self._hidden_norm, body.eps)  # (M, H)
+        rows = mx.concatenate(list(taps), axis=-1).astype(self._dtype)
+        context = mx.fast.rms_norm(self._fc(rows), self._hidden_norm, body.eps)  # (M, H)
         n_rows, n_layers = context.shape[0], len(self._layers)
         if self._joint_kv is not None:
             y = self._joint_kv(context).reshape(n_rows, n_layers, -1)

@@ -1,5 +1,6 @@
 """An opened drafter checkpoint: its config, its tensors under canonical names, and its kind."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from spec_drafters._files import read_config, read_tensors
 from spec_drafters._gguf import read_gguf
 from spec_drafters._head import HeadConfig, Lineage
 from spec_drafters._packaging import read_block_head
+from spec_drafters._shards import Shards
 from spec_drafters._weights import Weights
 
 # Needed in training only.
@@ -35,12 +37,14 @@ class Checkpoint:
 
     path: Path
     config: dict[str, Any]
-    tensors: dict[str, mx.array]
+    tensors: Mapping[str, mx.array]
     lineage: Lineage | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each tensor, as stored."""
+        if isinstance(self.tensors, Shards):
+            return {name: at.shape for name, at in self.tensors.stored.items()}
         return {name: tuple(array.shape) for name, array in self.tensors.items()}
 
     def weights(self, where: str, bits: int, dtype: mx.Dtype) -> Weights:
@@ -72,7 +76,8 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
             f'[load] A drafter must be a folder or a GGUF file, got "{folder}". Pass the folder '
             "that holds config.json and the weights."
         )
-    tensors = {_canonical(name): array for name, array in read_tensors(folder).items()}
+    found = read_tensors(folder)
+    tensors = Shards({_canonical(name): at for name, at in found.stored.items()})
     return Checkpoint(folder, read_config(folder), tensors)
 
 

@@ -6,7 +6,10 @@ reads one slice of the buffer, in whatever order the rows lie: their positions a
 Knows nothing about heads or masks.
 """
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import mlx.core as mx
 
@@ -68,6 +71,10 @@ class ContextCache:
         if n_first < n_new:
             self._write(0, keys[:, :, n_first:], values[:, :, n_first:])
         self.n_rows += n_new
+
+    def skip(self, n_rows: int) -> None:
+        """Count rows that the next `append` would push out of the window anyway."""
+        self.n_rows += n_rows
 
     def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Context rows followed by a block's rows; the block is not kept.
@@ -136,6 +143,66 @@ class ContextCache:
             size = min(size, self._window)
         self._keys = _grown(self._keys, keys, size + self._n_block, self.n_used)
         self._values = _grown(self._values, values, size + self._n_block, self.n_used)
+
+
+BodyState = tuple[ContextState, ...]
+
+
+class ContextBody:
+    """The layers of a block drafter and the context of one sequence: one cache a layer.
+
+    A family says what a committed row becomes in each layer, and how a block is forwarded.
+    """
+
+    _caches: list[ContextCache]
+    _unflushed: bool = False
+
+    @property
+    def n_rows(self) -> int:
+        """N, committed rows observed."""
+        return self._caches[0].n_rows
+
+    def observe(self, taps: Sequence[mx.array]) -> None:
+        """Append committed rows: one tap of shape (M, H_target) per tapped layer."""
+        if self._unflushed:
+            # Writes of an earlier call that no draft has read; done by now, so this is in place.
+            mx.async_eval([a for cache in self._caches for a in cache.arrays])
+        rows = self._context_rows(taps)
+        mx.async_eval(rows)
+        # The writes themselves stay in the graph until the next draft or observe: MLX writes in
+        # place only into a buffer that no running computation holds.
+        for cache, (keys, values) in zip(self._caches, rows, strict=True):
+            cache.append(keys, values)
+        self._unflushed = True
+
+    def hidden(self, anchor: int, n_rows: int) -> mx.array:
+        """Forward the block `[anchor, mask, ...]` and return its rows, (n_rows, H)."""
+        raise NotImplementedError
+
+    def _context_rows(self, taps: Sequence[mx.array]) -> list[tuple[mx.array, mx.array]]:
+        """Keys and values of M committed rows for every layer, (1, n_kv, M, head_dim) each."""
+        raise NotImplementedError
+
+    def fork(self) -> Self:
+        """The same weights with an empty context."""
+        other = copy.copy(self)
+        other._caches = [cache.fork() for cache in self._caches]
+        other._unflushed = False
+        return other
+
+    def reset(self) -> None:
+        """Forget the context."""
+        for cache in self._caches:
+            cache.reset()
+
+    def state(self) -> BodyState:
+        """A snapshot of the context."""
+        return tuple(cache.state() for cache in self._caches)
+
+    def restore(self, state: BodyState) -> None:
+        """Go on from a snapshot."""
+        for cache, part in zip(self._caches, state, strict=True):
+            cache.restore(part)
 
 
 def _grown(old: mx.array | None, like: mx.array, n_rows: int, n_used: int) -> mx.array:

@@ -3,27 +3,45 @@
 Knows nothing about heads, files or names.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """The second half of a quantised matrix (MLX affine).
+    """The second half of a quantised matrix.
 
     Attributes:
-        scales: Shape (out, in / group_size).
-        biases: Same shape.
+        scales: Shape (.., out, in / group_size).
+        biases: Same shape; None in the modes without.
         group_size: Columns that share a scale.
         bits: Bits per weight.
+        mode: MLX's name of the packing: "affine", "mxfp8" (E4M3), "mxfp4" (E2M1).
     """
 
     scales: mx.array
-    biases: mx.array
+    biases: mx.array | None
     group_size: int
     bits: int
+    mode: str = "affine"
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """The packing, as MLX's functions take it."""
+        return {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Everything it holds."""
+        return [self.scales] if self.biases is None else [self.scales, self.biases]
+
+    def map(self, change: Callable[[mx.array], mx.array]) -> "Quantised":
+        """The same packing with both arrays changed alike."""
+        biases = None if self.biases is None else change(self.biases)
+        return replace(self, scales=change(self.scales), biases=biases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +69,7 @@ class Matrix:
         if q is None:
             y = x @ self.weight.T
         else:
-            y = mx.quantized_matmul(
-                x,
-                self.weight,
-                q.scales,
-                q.biases,
-                transpose=True,
-                group_size=q.group_size,
-                bits=q.bits,
-            )
+            y = mx.quantized_matmul(x, self.weight, q.scales, q.biases, transpose=True, **q.kind)
         return y if self.bias is None else y + self.bias
 
     def lookup(self, ids: mx.array) -> mx.array:
@@ -67,13 +77,8 @@ class Matrix:
         q = self.quantised
         if q is None:
             return self.weight[ids]
-        return mx.dequantize(
-            self.weight[ids],
-            q.scales[ids],
-            q.biases[ids],
-            group_size=q.group_size,
-            bits=q.bits,
-        )
+        at = q.map(lambda array: array[ids])
+        return mx.dequantize(self.weight[ids], at.scales, at.biases, **q.kind)
 
     def slice(self, start: int, stop: int) -> "Matrix":
         """The rows start..stop-1; shares the memory."""
@@ -81,15 +86,52 @@ class Matrix:
         return Matrix(
             self.weight[start:stop],
             None if self.bias is None else self.bias[start:stop],
-            q and Quantised(q.scales[start:stop], q.biases[start:stop], q.group_size, q.bits),
+            q and q.map(lambda array: array[start:stop]),
         )
+
+    def split(self, n: int) -> "MatrixStack":
+        """Its rows in n equal runs, each a matrix of its own; without the bias."""
+
+        def cut(array: mx.array) -> mx.array:
+            return array.reshape(n, array.shape[0] // n, array.shape[1])
+
+        return MatrixStack(cut(self.weight), self.quantised and self.quantised.map(cut))
 
     @property
     def arrays(self) -> list[mx.array]:
         """Everything it holds, for evaluation."""
         q = self.quantised
         held = [self.weight] if self.bias is None else [self.weight, self.bias]
-        return held if q is None else [*held, q.scales, q.biases]
+        return held if q is None else [*held, *q.arrays]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixStack:
+    """Matrices of one shape, picked by index for every row: experts, or groups of heads.
+
+    Attributes:
+        weight: Shape (E, out, in), or packed.
+        quantised: None for plain matrices.
+    """
+
+    weight: mx.array
+    quantised: Quantised | None = None
+
+    def __call__(self, x: mx.array, picked: mx.array) -> mx.array:
+        """Rows (B, k, in), or (B, 1, in) for all k alike, through matrices (B, k): (B, k, out)."""
+        rows, q = x[:, :, None], self.quantised
+        if q is None:
+            y = mx.gather_mm(rows, self.weight.swapaxes(-1, -2), rhs_indices=picked)
+        else:
+            y = mx.gather_qmm(
+                rows, self.weight, q.scales, q.biases, rhs_indices=picked, transpose=True, **q.kind
+            )
+        return y[:, :, 0]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Everything it holds, for evaluation."""
+        return [self.weight] if self.quantised is None else [self.weight, *self.quantised.arrays]
 
 
 def quantise(matrix: Matrix, bits: int, group_size: int) -> Matrix:
@@ -108,14 +150,18 @@ def stack(matrices: Sequence[Matrix]) -> Matrix:
         return Matrix(weight, bias)
     first = quants[0]
     scales = mx.concatenate([q.scales for q in quants])
-    zeros = mx.concatenate([q.biases for q in quants])
-    return Matrix(weight, bias, Quantised(scales, zeros, first.group_size, first.bits))
+    zeros = [q.biases for q in quants if q.biases is not None]
+    joint = replace(first, scales=scales, biases=mx.concatenate(zeros) if zeros else None)
+    return Matrix(weight, bias, joint)
+
+
+def unpacked(weight: mx.array, quantised: Quantised, dtype: mx.Dtype) -> mx.array:
+    """A packed weight as plain numbers, (.., out, in)."""
+    plain = mx.dequantize(weight, quantised.scales, quantised.biases, **quantised.kind)
+    return plain.astype(dtype)
 
 
 def stackable(matrices: Sequence[Matrix]) -> bool:
     """True when `stack` can join them: same packing, biases on all or none."""
-    kinds = {
-        (m.bias is None, m.quantised and (m.quantised.bits, m.quantised.group_size))
-        for m in matrices
-    }
+    kinds = {(m.bias is None, m.quantised and tuple(m.quantised.kind.values())) for m in matrices}
     return len(kinds) == 1

@@ -4,11 +4,11 @@ References:
     DSpark, DeepSpec release: vanilla, gated and recurrent Markov heads over W2 W1[previous].
 """
 
+import math
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from spec_drafters._head import HeadConfig
 from spec_drafters._linear import Matrix
 from spec_drafters._weights import Weights
 
@@ -56,19 +56,38 @@ class MarkovHead:
         return self.after(mx.tanh(out)), state
 
 
-def load_markov(weights: Weights, head: HeadConfig, vocab_size: int, n_draft: int) -> MarkovHead:
-    """Take the Markov head's tensors; the rank comes from their shape."""
-    _, rank = weights.matrix_shape("markov_head.markov_w2")
-    width = head.backbone.hidden_size
+def load_markov(
+    weights: Weights,
+    kind: str,
+    width: int,
+    *,
+    vocab_size: int,
+    n_draft: int,
+    prefix: str = "markov_head",
+    tables: tuple[str, str] = ("markov_w1", "markov_w2"),
+) -> MarkovHead:
+    """Take the Markov head's tensors; the rank comes from their shape.
+
+    Args:
+        weights: Where they are.
+        kind: "vanilla", "gated" or "rnn".
+        width: H.
+        vocab_size: V.
+        n_draft: Vd.
+        prefix: What their names start with.
+        tables: Names of W1 and W2.
+    """
+    before, after = (f"{prefix}.{name}" for name in tables)
+    _, rank = weights.matrix_shape(after)
     mixer = None
-    if head.markov == "gated":
-        mixer = weights.matrix("markov_head.gate_proj", rank, width + rank)
-    elif head.markov == "rnn":
-        mixer = weights.matrix("markov_head.joint_proj", 3 * rank, 2 * rank + width)
+    if kind == "gated":
+        mixer = weights.matrix(f"{prefix}.gate_proj", rank, width + rank)
+    elif kind == "rnn":
+        mixer = weights.matrix(f"{prefix}.joint_proj", 3 * rank, 2 * rank + width)
     return MarkovHead(
-        kind=head.markov or "vanilla",
-        before=weights.matrix("markov_head.markov_w1", vocab_size, rank),
-        after=weights.matrix("markov_head.markov_w2", n_draft, rank),
+        kind=kind,
+        before=weights.matrix(before, vocab_size, rank),
+        after=weights.matrix(after, n_draft, rank),
         mixer=mixer,
         rank=rank,
     )
@@ -96,15 +115,20 @@ class ConfidenceHead:
         return mx.sigmoid((x * self.weight).sum(axis=-1) + self.bias)
 
 
-def load_confidence(weights: Weights, head: HeadConfig, rank: int) -> ConfidenceHead | None:
-    """Take the confidence head if the checkpoint holds one; its width says what it reads."""
-    name = "confidence_head.proj"
+def load_confidence(
+    weights: Weights, width: int, rank: int, *, name: str = "confidence_head.proj"
+) -> ConfidenceHead | None:
+    """Take the confidence head if the checkpoint holds one; its width says what it reads.
+
+    Args:
+        weights: Where it is.
+        width: H.
+        rank: r of the Markov head, 0 without one.
+        name: Base name of its tensors.
+    """
     if not weights.has(f"{name}.weight"):
         return None
-    width = head.backbone.hidden_size
-    n_in = 1
-    for n in weights.shape(f"{name}.weight"):
-        n_in *= n
+    n_in = math.prod(weights.shape(f"{name}.weight"))
     with_markov = n_in != width
     n_in = width + rank if with_markov else width
     bias = mx.array(0.0)

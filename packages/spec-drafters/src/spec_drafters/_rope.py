@@ -98,8 +98,8 @@ class Rotation:
                 gain = 0.1 * math.log(max(rope.scaling.factor, 1.0)) + 1.0
             self._gain = mx.array([gain] * rope.dims + [1.0] * (head_dim - rope.dims))
 
-    def __call__(self, x: mx.array, offset: int) -> mx.array:
-        """Rotate (..., T, head_dim), whose first row is at position `offset`."""
+    def __call__(self, x: mx.array, offset: int, *, back: bool = False) -> mx.array:
+        """Rotate (..., T, head_dim), whose first row is at position `offset`; `back` undoes it."""
         if self._gain is not None:
             x = x * self._gain.astype(x.dtype)  # the same as scaling cos and sin
         return mx.fast.rope(
@@ -107,7 +107,7 @@ class Rotation:
             self._rope.dims,
             traditional=self._rope.interleaved,
             base=None if self._periods is not None else self._rope.theta,
-            scale=1.0,
+            scale=-1.0 if back else 1.0,
             offset=offset,
             freqs=self._periods,
         )

@@ -1,19 +1,21 @@
 """Takes tensors out of a checkpoint by name and shape, quantises them, and reports what it did.
 
-NVFP4 and FP8 exports are dequantised, MLX affine ones are used as they are. Knows nothing about
-heads.
+NVFP4 and FP8 exports are dequantised, MLX affine ones and power-of-two block scales are used as
+they are. Knows nothing about heads.
 
 References:
     NVFP4 and FP8 exports: NVIDIA Model Optimizer, `hf_quant_config.json` layout.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from spec_core import LoadError
-from spec_drafters._linear import Matrix, Quantised, quantise
+from spec_drafters._blockscale import refuse_bad_scales, refuse_without_kernels, repack
+from spec_drafters._linear import Matrix, MatrixStack, Quantised, quantise, unpacked
+from spec_drafters._shards import Shards
 
 _SCALE_NAMES = (".weight_scale", ".weight_scale_2", ".weight_scale_inv")
 # Buffers, and scales of activations and caches, which are not quantised here.
@@ -93,6 +95,7 @@ class Weights:
         self._held: list[mx.array] = []
         self._n_quantised = 0
         self._found_bits: set[int] = set()
+        self._scales: list[tuple[str, mx.array]] = []  # E8M0 codes of matrices taken
 
     def has(self, name: str) -> bool:
         """True when the checkpoint holds the tensor."""
@@ -162,15 +165,58 @@ class Weights:
             bias = self.array(f"{name}.bias", (n_out,))
         if self.has(f"{name}.scales"):
             found = self._packed(name, n_out, n_in, bias)
+        elif self.has(f"{name}.scale"):
+            weight, packing = self._block_scaled(name, n_out, n_in)
+            self._scales.append((name, packing.scales))
+            found = self._settled(weight, packing)
         else:
             found = Matrix(self._plain(name, (n_out, n_in)), bias)
             group = next((g for g in (64, 32) if n_in % g == 0), None)
             if not keep and self._bits < 16 and group is not None:
                 found = quantise(found, self._bits, group)
-        if found.quantised is not None:
-            self._n_quantised += 1
-            self._found_bits.add(found.quantised.bits)
+        self._count(found.quantised)
         self._held += found.arrays
+        return found
+
+    def stack(self, names: Sequence[str], n_out: int, n_in: int) -> MatrixStack:
+        """Matrices of one shape and packing as one; evaluates them and gives up what was read.
+
+        Args:
+            names: Base names, in order.
+            n_out: Rows of each.
+            n_in: Columns of each.
+
+        Raises:
+            LoadError: one is missing, has another shape, or is packed unlike the first.
+        """
+        scaled = [self.has(f"{name}.scale") for name in names]
+        if any(scaled) and not all(scaled):
+            raise self._absent(f"{names[scaled.index(False)]}.scale")
+        if not any(scaled):
+            plain = mx.stack([self._plain(name, (n_out, n_in)) for name in names])
+            found = MatrixStack(plain)
+            group = next((g for g in (64, 32) if n_in % g == 0), None)
+            if self._bits < 16 and group is not None:
+                matrix = quantise(Matrix(plain), self._bits, group)
+                found = MatrixStack(matrix.weight, matrix.quantised)
+        else:
+            parts = [self._block_scaled(name, n_out, n_in) for name in names]
+            kinds = [packing.mode for _, packing in parts]
+            other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
+            if other is not None:
+                raise LoadError(
+                    f'[{self.where}] "{names[other]}" must be packed like "{names[0]}", got '
+                    f"{kinds[other]} and {kinds[0]}. Download the checkpoint again."
+                )
+            packing = replace(parts[0][1], scales=mx.stack([one.scales for _, one in parts]))
+            self._scales.append((f"{names[0]} .. {names[-1]}", packing.scales))
+            matrix = self._settled(mx.stack([weight for weight, _ in parts]), packing)
+            found = MatrixStack(matrix.weight, matrix.quantised)
+        self._count(found.quantised)
+        self._held += found.arrays
+        mx.eval(found.arrays)
+        if isinstance(self._tensors, Shards):
+            self._tensors.release()
         return found
 
     def finish(self) -> WeightReport:
@@ -189,6 +235,7 @@ class Weights:
                 "The checkpoint uses an algorithm that is not supported."
             )
         mx.eval(self._held)
+        refuse_bad_scales(self._scales, self.where)
         return WeightReport(
             loaded=tuple(sorted(self._taken)),
             ignored=tuple(left),
@@ -197,6 +244,23 @@ class Weights:
             n_quantised=self._n_quantised,
             nbytes=sum(array.nbytes for array in self._held),
         )
+
+    def _count(self, quantised: Quantised | None) -> None:
+        if quantised is not None:
+            self._n_quantised += 1
+            self._found_bits.add(quantised.bits)
+
+    def _block_scaled(self, base: str, n_out: int, n_in: int) -> tuple[mx.array, Quantised]:
+        """A matrix with a power-of-two scale per block, in MLX's packing."""
+        weight, scale = self._take(f"{base}.weight"), self._take(f"{base}.scale")
+        return repack(base, weight, scale, n_out, n_in, self.where)
+
+    def _settled(self, weight: mx.array, packing: Quantised) -> Matrix:
+        """Packed as it is, or plain where plain matrices are asked for."""
+        if self._bits < 16:
+            refuse_without_kernels(packing.mode, packing.bits, self.where)
+            return Matrix(weight, quantised=packing)
+        return Matrix(unpacked(weight, packing, self.dtype))
 
     def _may_ignore(self, name: str) -> bool:
         empty = self._tensors[name].size == 0  # a Markov table of rank 0

@@ -15,10 +15,11 @@ from spec_core import Drafter, LoadError, Sampling, Target
 from spec_core.host import host_ints
 from spec_drafters._checkpoint import Checkpoint, open_checkpoint
 from spec_drafters._eagle_config import is_eagle3
-from spec_drafters._files import locate
+from spec_drafters._files import carries_drafts, locate, own_drafts
 from spec_drafters._packaging import block_family
 from spec_drafters._speculators import algorithm, is_speculators
 from spec_drafters._vocabulary import check_same_vocabulary
+from spec_drafters.deepseek_v4 import DeepseekV4Drafter
 from spec_drafters.dflash import DFlashDrafter
 from spec_drafters.dflash2 import DFlash2Drafter
 from spec_drafters.draft_model import DraftModelDrafter
@@ -31,7 +32,7 @@ from spec_drafters.pairs import KnownPair, find_pair
 MODES = ("auto", "dspark", "dflash", "eagle3", "draft-model", "lookup")
 # Tensors that only heads of other algorithms have, and whose they are.
 _FOREIGN = {
-    "mtp.": "draft stages inside a full model (a bundled DeepSeek checkpoint)",
+    "mtp.": "a multi-token-prediction layer without a DSpark head",
     "medusa_head.": "Medusa heads",
     "layer_fusion_weights": "a DFly head",
     "hidden_correction.": "a DFly head",
@@ -56,8 +57,9 @@ def load_drafter(
     """Load what drafts for a target.
 
     Args:
-        path_or_id: Folder, GGUF file or hub id of a drafter, or folder or id of a small model; None
-            asks the known pairs.
+        path_or_id: Folder, GGUF file or hub id of a drafter, or of a model with draft stages
+            inside, or folder or id of a small model; None takes the stages inside `model`, where it
+            has some, or asks the known pairs.
         target: The model it drafts for.
         mode: "auto", or the kind that must come out: "dspark", "dflash" (DFlash 2 included),
             "eagle3", "draft-model", "lookup".
@@ -89,6 +91,10 @@ def load_drafter(
     if path_or_id is not None:
         drafter = _load(path_or_id, target, mode, settings)
         return _with_lookup(drafter, mode == "auto" if lookup_drafts is None else lookup_drafts)
+    own = own_drafts(model) if model is not None and mode in ("auto", "dspark") else None
+    if own is not None:
+        in_front = mode == "auto" if lookup_drafts is None else lookup_drafts
+        return _load_or_lookup(own, target, mode, settings, in_front)
     pair = find_pair(model) if model is not None else None
     found = pair.drafter_for(mode) if pair is not None else None
     if pair is None or found is None:
@@ -122,14 +128,21 @@ def _load_known(
     """A registered pair's drafter, with what the table says about it."""
     if settings["confidence_threshold"] is None:
         settings["confidence_threshold"] = pair.confidence_threshold
+    in_front = pair.lookup and mode == "auto" if lookup_drafts is None else lookup_drafts
+    return _load_or_lookup(found, target, mode, settings, in_front)
+
+
+def _load_or_lookup(
+    found: Path | str, target: Target, mode: str, settings: dict[str, Any], in_front: bool
+) -> Drafter:
+    """A drafter that nobody named; in mode "auto" one that cannot be loaded gives way to lookup."""
     try:
         drafter = _load(found, target, "auto", settings)
     except LoadError as error:
         if mode != "auto":
             raise
-        warnings.warn(f"Drafting by lookup: {error}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"Drafting by lookup: {error}", RuntimeWarning, stacklevel=4)
         return LookupDrafter()
-    in_front = pair.lookup and mode == "auto" if lookup_drafts is None else lookup_drafts
     return _with_lookup(drafter, in_front)
 
 
@@ -169,14 +182,14 @@ def _try_out(drafter: Drafter, target: Target, name: str) -> None:
 def _made(folder: Path, target: Target, mode: str, settings: dict[str, Any]) -> Drafter:
     checkpoint = open_checkpoint(folder)
     kind = detect(checkpoint)
-    wanted = "dflash" if kind == "dflash2" else kind
+    wanted = {"dflash2": "dflash", "deepseek-v4": "dspark"}.get(kind, kind)
     if mode not in ("auto", wanted):
         raise LoadError(
             f'[load] Mode "{mode}" needs a checkpoint of that kind, got a "{wanted}" one in '
             f'"{folder.name}". Use mode "{wanted}" or "auto".'
         )
     threshold = settings.pop("confidence_threshold") or 0.0
-    if threshold > 0 and kind != "dspark":
+    if threshold > 0 and wanted != "dspark":
         raise LoadError(
             f'[load] A confidence threshold needs a confidence head, got a "{wanted}" drafter in '
             f'"{folder.name}". Leave the threshold at 0.'
@@ -189,6 +202,9 @@ def _made(folder: Path, target: Target, mode: str, settings: dict[str, Any]) -> 
     if kind == "eagle3":
         settings.pop("window")
         return Eagle3Drafter(checkpoint, target, **settings)
+    if kind == "deepseek-v4":
+        settings.pop("window")
+        return DeepseekV4Drafter(checkpoint, target, confidence_threshold=threshold, **settings)
     if kind == "dspark":
         return DSparkDrafter(checkpoint, target, confidence_threshold=threshold, **settings)
     family = DFlash2Drafter if kind == "dflash2" else DFlashDrafter
@@ -208,12 +224,14 @@ def _check_words(folder: Path, target: Target) -> None:
 
 
 def detect(checkpoint: Checkpoint) -> str:
-    """Kind of a checkpoint: "dspark", "dflash", "dflash2", "eagle3" or "draft-model".
+    """Kind of a checkpoint: "dspark", "deepseek-v4", "dflash", "dflash2", "eagle3", "draft-model".
 
     Raises:
         LoadError: another algorithm's.
     """
     config, shapes = checkpoint.config, checkpoint.shapes
+    if carries_drafts(shapes):
+        return "deepseek-v4"
     _refuse_foreign(config, shapes)
     if is_speculators(config):
         algorithm(config)
@@ -238,6 +256,7 @@ def _refuse_foreign(config: Mapping[str, Any], shapes: Mapping[str, Any]) -> Non
             )
     if "block_size" not in config and any(key.startswith("dspark_") for key in config):
         raise LoadError(
-            "[load] The checkpoint must hold a drafter alone, got a full model with drafting "
-            "stages inside. Use lookup, or a standalone drafter for this target."
+            '[load] A full model whose config.json has "dspark_" settings must hold its draft '
+            'stages as "mtp." tensors, got none. A conversion dropped them: pass the original '
+            "checkpoint as drafter."
         )

@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from spec_core import LoadError
 from spec_drafters._checkpoint import IGNORED, open_checkpoint
+from spec_drafters._files import carries_drafts
 
 _KEPT = ("confidence_head.", "log_snr_embed.", "fc_norm.")
 _TABLES = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
@@ -38,6 +39,11 @@ def quantise_checkpoint(
     if bits not in (4, 8):
         raise ValueError(f"[quantise] bits must be 4 or 8, got {bits}.")
     checkpoint = open_checkpoint(source)
+    if carries_drafts(checkpoint.tensors):
+        raise LoadError(
+            f'[quantise] The source must be a drafter alone, got "{checkpoint.path.name}", a model '
+            "with draft stages inside. Load it as it is: its matrices are packed then."
+        )
     if any(name.endswith((".scales", ".weight_scale")) for name in checkpoint.tensors):
         raise LoadError(
             f'[quantise] The source must not be quantised, got scales in "{checkpoint.path.name}". '

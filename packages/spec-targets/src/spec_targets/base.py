@@ -281,24 +281,22 @@ class MlxTarget:
             Why layers cannot be tapped, or None.
         """
         last = self.n_layers - 1
-        done = self._forward(ids, entries, (last,))
+        done, final = self._forward.probe(ids, entries, last)
         if not _close(done.logits, own):
             raise LoadError(
                 f'[targets] Family "{self.model_type}" must reproduce the model\'s own logits on a '
                 "tiny input, and does not. This checkpoint needs another mlx-lm version."
             )
-        return self._tap_refusal(done, last)
+        return self._tap_refusal(done, final, last)
 
-    def _tap_refusal(self, done: Pass, last: int) -> str | None:
+    def _tap_refusal(self, done: Pass, final: mx.array, last: int) -> str | None:
         """Why a drafter may not read taps or use the raw ends, or None.
 
         The last layer's output must lead to the backbone's own, and that through the raw head to
         the model's own arg-maxima (its multiplier and softcap keep the order).
         """
         (tap,) = done.taps
-        if tap.shape != done.hidden.shape or not _close(
-            self._family.norm(self.model, tap), done.hidden
-        ):
+        if tap.shape != done.hidden.shape or not _close(final, done.hidden):
             return f"the output of layer {last} does not lead to the model's own hidden states"
         raw, own = self.unembed(done.hidden), done.logits
         if (

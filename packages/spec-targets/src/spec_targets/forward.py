@@ -42,10 +42,12 @@ class Forward:
 
     def __init__(self, model: Any, family: Family) -> None:
         self._model = model
+        self._family = family
         self.taps = Taps(
             family.layers(model),
             family.n_loops(model),
             lambda hidden: family.between_loops(model, hidden),
+            family.stream,
         )
         self._last_only = False
         self._hidden: mx.array | None = None
@@ -71,6 +73,19 @@ class Forward:
                 return Pass(logits, hidden[0], tuple(seen[layer][0] for layer in taps))
         finally:
             self._last_only, self._hidden = False, None
+
+    def probe(self, tokens: mx.array, entries: list[Any], layer: int) -> tuple[Pass, mx.array]:
+        """A forward with one tap, and the (T, H) that the family makes of that layer's result."""
+        try:
+            with self.taps.record((layer,), raw=True) as seen:
+                logits = self._model(tokens[None], cache=entries)[0]
+                result, hidden = seen[layer], self._hidden
+                if hidden is None:
+                    raise RuntimeError("[forward] The model must call its backbone, and did not.")
+                done = Pass(logits, hidden[0], (self._family.stream(result)[0],))
+                return done, self._family.final(self._model, result)[0]
+        finally:
+            self._hidden = None
 
     def rows(
         self, tokens: mx.array, entries: list[Any], taps: Sequence[int] = ()

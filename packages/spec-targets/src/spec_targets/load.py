@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import MODEL_REMAPPING, load_model, load_tokenizer
 
 from spec_core import LoadError, SpecError, registry
+from spec_core.room import refuse_without_room
 from spec_kernels.installation import Mode
 from spec_targets.acceleration import install_kernels
 from spec_targets.base import MlxTarget
@@ -78,6 +79,9 @@ def load_target(
             network.set_dtype(dtype)
         if group is not None and group.size() > 1:
             _split(network, config, group)
+        arrays: list[tuple[str, Any]] = tree_flatten(network.parameters())  # pyright: ignore[reportAssignmentType]
+        n_bytes = sum(array.nbytes for _, array in arrays)
+        refuse_without_room("load", f'The model in "{folder}"', n_bytes)
         mx.eval(network.parameters())
         network.eval()
         target = MlxTarget(

@@ -15,8 +15,10 @@ from mlx_lm.models.cache import (
     QuantizedKVCache,
     RotatingKVCache,
 )
+from mlx_lm.models.deepseek_v41 import LayerCache
 
 from spec_core import LoadError
+from spec_targets.compressed import CompressedCache
 from spec_targets.recurrent import RecurrentCache
 from spec_targets.window import WindowCache
 
@@ -48,10 +50,14 @@ class Trim:
             self._entry.trim(n_rows - n_keep)
 
 
-class Replay:
-    """For recurrent state: run the recurrence again over the rows that are kept."""
+class Noting:
+    """For entries that note what a block feeds them, and rebuild their state from that.
 
-    def __init__(self, entry: RecurrentCache) -> None:
+    Recurrent ones run the recurrence again over the rows that are kept; compressed ones open groups
+    again that rejected rows had closed.
+    """
+
+    def __init__(self, entry: RecurrentCache | CompressedCache) -> None:
         self._entry = entry
 
     def open(self) -> None:
@@ -86,6 +92,8 @@ def replace_entry(entry: Any) -> Any:
         return WindowCache(entry.max_size)
     if type(entry) is ArraysCache:
         return RecurrentCache(len(entry.cache))
+    if type(entry) is LayerCache:
+        return CompressedCache(entry.window_size)
     if type(entry) is CacheList:
         return CacheList(*(replace_entry(one) for one in entry.caches))
     return entry
@@ -95,7 +103,8 @@ _STRATEGIES: dict[type, Callable[[Any], Rollback]] = {
     ChunkedKVCache: Trim,
     KVCache: Trim,
     QuantizedKVCache: Trim,
-    RecurrentCache: Replay,
+    CompressedCache: Noting,
+    RecurrentCache: Noting,
     WindowCache: Trim,
 }
 

@@ -2,9 +2,9 @@
 
 A frozen state holds rows up to some length N. Entries whose rows are positions can go on from any
 shorter length as well; a sliding window only where its last W - 1 rows are still held; recurrent
-state only from N itself. Rungs, taken on the way to N, hold such entries as they were there.
-Freezing copies what is in use, so the live cache and the frozen one never share a buffer that is
-written to.
+state and compressed groups only from N itself. Rungs, taken on the way to N, hold such entries as
+they were there. Freezing copies what is in use, so the live cache and the frozen one never share a
+buffer that is written to.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
 
+from spec_targets.compressed import CompressedCache
 from spec_targets.recurrent import RecurrentCache
 from spec_targets.window import WindowCache
 
@@ -23,11 +24,12 @@ class FrozenEntry:
     """One cache entry.
 
     Attributes:
-        kind: "rows", "window", "packed", "state" or "list".
+        kind: "rows", "window", "packed", "state", "compressed" or "list".
         arrays: Keys and values (1, heads, n, ..), the newest n rows in temporal order; or the slots
-            of a recurrent state.
+            of a recurrent state; or what a compressed cache holds.
         offset: Absolute position of the next row, N.
-        details: Numbers of the kind: (window, slack), or (group size, bits).
+        details: Numbers of the kind: (window, slack), (group size, bits), or (window, which of the
+            arrays are there).
         parts: Entries of a list.
     """
 
@@ -41,7 +43,7 @@ class FrozenEntry:
         """The greatest length up to `n` that this entry can go on from; 0 for none."""
         if self.kind == "list":
             return min(part.reach(n) for part in self.parts)
-        if self.kind == "state":
+        if self.kind in ("state", "compressed"):
             return self.offset if n >= self.offset else 0
         n = min(n, self.offset)
         first = self.offset - self.arrays[0].shape[2]  # absolute position of the oldest row
@@ -57,6 +59,8 @@ class FrozenEntry:
             state = RecurrentCache(len(self.arrays))
             state.cache = [mx.contiguous(slot) for slot in self.arrays]
             return state
+        if self.kind == "compressed":
+            return CompressedCache.holding(self.arrays, self.offset, self.details)
         end = self.arrays[0].shape[2] - (self.offset - n)
         rows = [mx.contiguous(a[:, :, :end]) for a in self.arrays]
         if self.kind == "window":
@@ -180,6 +184,10 @@ def freeze_entry(entry: Any, offset: int) -> FrozenEntry | None:
         if len(slots) < len(entry.cache):
             return None
         return FrozenEntry("state", tuple(mx.contiguous(slot) for slot in slots), offset)
+    if type(entry) is CompressedCache:
+        if entry.window is None:
+            return None
+        return FrozenEntry("compressed", *entry.frozen())
     if getattr(entry, "keys", None) is None:
         return None
     if type(entry) is KVCache:

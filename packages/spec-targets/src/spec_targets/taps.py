@@ -15,6 +15,11 @@ import mlx.nn as nn
 from spec_targets.swap import Swaps
 
 
+def first_of(result: Any) -> mx.array:
+    """What a layer returns, or the first part of it: the residual stream of most models."""
+    return result[0] if isinstance(result, tuple) else result
+
+
 class Taps:
     """Recorder on the layers of one model instance.
 
@@ -22,6 +27,7 @@ class Taps:
         layers: The model's decoder layer objects.
         n_loops: How often one forward runs all of them.
         between_loops: From a loop's last output to what enters the next loop.
+        stream: From what a layer returns to the residual stream after it.
     """
 
     def __init__(
@@ -29,22 +35,26 @@ class Taps:
         layers: Sequence[nn.Module],
         n_loops: int = 1,
         between_loops: Callable[[mx.array], mx.array] = lambda hidden: hidden,
+        stream: Callable[[Any], mx.array] = first_of,
     ) -> None:
         self._layers = list(layers)
         self._between_loops = between_loops
+        self._stream = stream
         self.n_layers = n_loops * len(self._layers)
         self._swaps = Swaps()
         self._swapped: set[int] = set()
         self._wanted: frozenset[int] = frozenset()
-        self._seen: dict[int, mx.array] = {}
+        self._seen: dict[int, Any] = {}
+        self._raw = False
         self._n_calls: dict[int, int] = {}
 
     @contextmanager
-    def record(self, wanted: Sequence[int]) -> Iterator[dict[int, mx.array]]:
+    def record(self, wanted: Sequence[int], *, raw: bool = False) -> Iterator[dict[int, Any]]:
         """Record the outputs of some layers during the block.
 
         Args:
             wanted: 0-based layer ids.
+            raw: Record what the layers return, as it is.
 
         Yields:
             A dict that fills with layer id -> output, shape (B, T, H).
@@ -57,6 +67,7 @@ class Taps:
                 raise ValueError(f"[taps] Layer ids must be in 0..{self.n_layers - 1}, got {idx}.")
             self._swap(idx % len(self._layers))
         self._wanted, self._seen, self._n_calls = frozenset(wanted), {}, {}
+        self._raw = raw
         try:
             yield self._seen
         finally:
@@ -67,9 +78,11 @@ class Taps:
         self._swaps.undo()
         self._swapped.clear()
 
-    def _tapped(self, layer_id: int, result: Any) -> mx.array:
+    def _tapped(self, layer_id: int, result: Any) -> Any:
         """The residual stream after a layer, out of what the layer returned."""
-        hidden = result[0] if isinstance(result, tuple) else result
+        if self._raw:
+            return result
+        hidden = self._stream(result)
         ends_loop = (layer_id + 1) % len(self._layers) == 0
         return self._between_loops(hidden) if ends_loop and layer_id + 1 < self.n_layers else hidden
 

@@ -32,8 +32,16 @@ class Family(Protocol):
         """The token embedding table."""
         ...
 
+    def stream(self, result: Any) -> mx.array:
+        """What a tap reads out of what a layer returns, (B, T, H)."""
+        ...
+
     def norm(self, model: Any, hidden: mx.array) -> mx.array:
-        """The final norm, from the last layer's output."""
+        """The final norm."""
+        ...
+
+    def final(self, model: Any, result: Any) -> mx.array:
+        """The backbone's output from what the last layer returns."""
         ...
 
     def raw_head(self, model: Any, hidden: mx.array) -> mx.array:

@@ -6,6 +6,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from spec_targets.taps import first_of
+
 _NORM_EPS = 1e-6
 
 
@@ -62,6 +64,14 @@ class StackFamily:
     def embedding(self, model: Any) -> nn.Module:
         """The token embedding table."""
         return part(self.backbone(model), self.layout.embedding)
+
+    def stream(self, result: Any) -> mx.array:
+        """What a layer returns, or the first part of it."""
+        return first_of(result)
+
+    def final(self, model: Any, result: Any) -> mx.array:
+        """The final norm of the stream."""
+        return self.norm(model, self.stream(result))
 
     def norm(self, model: Any, hidden: mx.array) -> mx.array:
         """The final norm."""
