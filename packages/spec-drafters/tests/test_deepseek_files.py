@@ -1,6 +1,7 @@
 """What is read of a full checkpoint for its draft stages, and what is refused, by name."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -168,11 +169,11 @@ def test_a_cut_shard_and_one_with_a_broken_header_are_named(tmp_path: Path) -> N
     path = shards_of(tmp_path)[0][0]
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
-    assert f'"{path.name}" must hold {len(whole)} bytes by its header, got {len(whole) - 100}' in (
-        refusal(tmp_path)
+    assert re.search(
+        rf'"{path.name}" must be a whole safetensors .* bytes of data where "mtp', refusal(tmp_path)
     )
     path.write_bytes(whole[:8] + b'{"a": [1, 2' + whole[19:])
-    assert f'"{path.name}" must be a safetensors file, got a header that cannot' in refusal(
+    assert f'"{path.name}" must be a whole safetensors file, got a header that cannot' in refusal(
         tmp_path
     )
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:1")
