@@ -23,7 +23,7 @@ import gguf
 import numpy as np
 
 Kind = gguf.GGMLQuantizationType
-KINDS = (Kind.F16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.MXFP4)
+KINDS = (Kind.F16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K)
 CONVERT = "from spec_convert import convert; import sys; convert(*sys.argv[1:], raw_names=True)"
 NOTHING = "from spec_convert import convert"
 
