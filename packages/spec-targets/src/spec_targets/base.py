@@ -252,24 +252,30 @@ class MlxTarget:
         Returns:
             Why layers cannot be tapped, or None.
         """
-        last = self.n_layers - 1
-        done = self._forward(ids, entries, (last,))
+        fed: dict[int, Any] = {}
+        done = self._forward(ids, entries, range(self.n_layers), fed=fed)
+        self._forward.taps.undo()  # later only the layers that a drafter asks for
         if not _close(done.logits, own):
             raise LoadError(
                 f'[targets] Family "{self.model_type}" must reproduce the model\'s own logits on a '
                 "tiny input, and does not. This checkpoint needs another mlx-lm version."
             )
-        return self._tap_refusal(done, last)
+        return self._tap_refusal(done, fed)
 
-    def _tap_refusal(self, done: Pass, last: int) -> str | None:
+    def _tap_refusal(self, done: Pass, fed: dict[int, Any]) -> str | None:
         """Why a drafter may not read taps or use the raw ends, or None.
 
-        The last layer's output must lead to the backbone's own, and that through the raw head to
-        the model's own arg-maxima (its multiplier and softcap keep the order).
+        The output of every layer must be what enters the next one, that of the last must lead to
+        the backbone's own, and that through the raw head to the model's own arg-maxima (its
+        multiplier and softcap keep the order).
         """
-        (tap,) = done.taps
-        if tap.shape != done.hidden.shape or not _close(
-            self._family.norm(self.model, tap), done.hidden
+        last = self.n_layers - 1
+        for layer, tap in enumerate(done.taps[:-1]):
+            after = fed[layer + 1]
+            if not isinstance(after, mx.array) or not _same_rows(tap, after[0]):
+                return f"the output of layer {layer} is not what enters layer {layer + 1}"
+        if done.taps[last].shape != done.hidden.shape or not _close(
+            self._family.norm(self.model, done.taps[last]), done.hidden
         ):
             return f"the output of layer {last} does not lead to the model's own hidden states"
         raw, own = self.unembed(done.hidden), done.logits
@@ -279,6 +285,10 @@ class MlxTarget:
         ):
             return "the raw head does not lead to the model's own arg-maxima"
         return None
+
+
+def _same_rows(got: mx.array, want: mx.array) -> bool:
+    return got.shape == want.shape and _close(got, want)
 
 
 def _close(got: mx.array, want: mx.array) -> bool:

@@ -59,11 +59,15 @@ class Forward:
         taps: Sequence[int] = (),
         *,
         last_only: bool = False,
+        fed: dict[int, Any] | None = None,
     ) -> Pass:
-        """Ids of shape (T,) through the model; its cache entries grow by T rows."""
+        """Ids of shape (T,) through the model; its cache entries grow by T rows.
+
+        `fed` is filled with what enters each tapped layer.
+        """
         self._last_only = last_only
         try:
-            with self.taps.record(taps) as seen:
+            with self.taps.record(taps, fed) as seen:
                 logits = self._model(tokens[None], cache=entries)[0]
                 hidden = self._hidden
                 if hidden is None:

@@ -37,14 +37,18 @@ class Taps:
         self._swapped: set[int] = set()
         self._wanted: frozenset[int] = frozenset()
         self._seen: dict[int, mx.array] = {}
+        self._fed: dict[int, Any] | None = None
         self._n_calls: dict[int, int] = {}
 
     @contextmanager
-    def record(self, wanted: Sequence[int]) -> Iterator[dict[int, mx.array]]:
+    def record(
+        self, wanted: Sequence[int], fed: dict[int, Any] | None = None
+    ) -> Iterator[dict[int, mx.array]]:
         """Record the outputs of some layers during the block.
 
         Args:
             wanted: 0-based layer ids.
+            fed: Filled with what enters each of these layers, for who wants to check the chain.
 
         Yields:
             A dict that fills with layer id -> output, shape (B, T, H).
@@ -57,10 +61,12 @@ class Taps:
                 raise ValueError(f"[taps] Layer ids must be in 0..{self.n_layers - 1}, got {idx}.")
             self._swap(idx % len(self._layers))
         self._wanted, self._seen, self._n_calls = frozenset(wanted), {}, {}
+        self._fed = fed
         try:
             yield self._seen
         finally:
             self._wanted, self._seen, self._n_calls = frozenset(), {}, {}
+            self._fed = None
 
     def undo(self) -> None:
         """Give every layer its own class back."""
@@ -87,6 +93,8 @@ class Taps:
                 layer_id = loop * len(self._layers) + idx
                 if layer_id in self._wanted:
                     self._seen[layer_id] = self._tapped(layer_id, result)
+                    if self._fed is not None:
+                        self._fed[layer_id] = next(iter((*args, *kwargs.values())))
             return result
 
         self._swaps.swap(self._layers[idx], {"__call__": call})
