@@ -49,6 +49,7 @@ def _layer_types(n_layers: int, pattern: int) -> list[str]:
 def _gemma2(facts: Facts) -> Config:
     config = base_config(facts, "gemma2", "Gemma2ForCausalLM")
     return config | {
+        "tie_word_embeddings": True,
         "hidden_activation": "gelu_pytorch_tanh",
         "attn_logit_softcapping": facts.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": facts.number("final_logit_softcapping", 30.0),
@@ -183,7 +184,14 @@ def _gemma4_experts(facts: Facts) -> Config:
     }
 
 
-GEMMA2 = Architecture("gemma2", TOP, _LAYER, config=_gemma2, adjust=_norms_without_offset)
+GEMMA2 = Architecture(
+    "gemma2",
+    TOP,
+    _LAYER,
+    config=_gemma2,
+    adjust=_norms_without_offset,
+    dropped=frozenset({"output.weight"}),  # the model has no head of its own
+)
 GEMMA3 = Architecture(
     "gemma3", TOP, _LAYER | QK_NORMS, config=_gemma3, adjust=_norms_without_offset
 )
