@@ -252,7 +252,7 @@ class MlxTarget:
         Returns:
             Why layers cannot be tapped, or None.
         """
-        fed: dict[int, Any] = {}
+        fed: dict[int, list[mx.array]] = {}
         done = self._forward(ids, entries, range(self.n_layers), fed=fed)
         self._forward.taps.undo()  # later only the layers that a drafter asks for
         if not _close(done.logits, own):
@@ -262,7 +262,7 @@ class MlxTarget:
             )
         return self._tap_refusal(done, fed)
 
-    def _tap_refusal(self, done: Pass, fed: dict[int, Any]) -> str | None:
+    def _tap_refusal(self, done: Pass, fed: dict[int, list[mx.array]]) -> str | None:
         """Why a drafter may not read taps or use the raw ends, or None.
 
         The output of every layer must be what enters the next one, that of the last must lead to
@@ -271,8 +271,8 @@ class MlxTarget:
         """
         last = self.n_layers - 1
         for layer, tap in enumerate(done.taps[:-1]):
-            after = fed[layer + 1]
-            if not isinstance(after, mx.array) or not _same_rows(tap, after[0]):
+            # Not always the first argument: talkie's layers take the embedding before it.
+            if not any(_same_rows(tap, array) for array in fed[layer + 1]):
                 return f"the output of layer {layer} is not what enters layer {layer + 1}"
         if done.taps[last].shape != done.hidden.shape or not _close(
             self._family.norm(self.model, done.taps[last]), done.hidden
@@ -287,8 +287,9 @@ class MlxTarget:
         return None
 
 
-def _same_rows(got: mx.array, want: mx.array) -> bool:
-    return got.shape == want.shape and _close(got, want)
+def _same_rows(rows: mx.array, batch: mx.array) -> bool:
+    """Whether rows (T, H) are the first of a batch (B, T, H)."""
+    return batch.shape[1:] == rows.shape and _close(rows, batch[0])
 
 
 def _close(got: mx.array, want: mx.array) -> bool:

@@ -59,11 +59,11 @@ class Forward:
         taps: Sequence[int] = (),
         *,
         last_only: bool = False,
-        fed: dict[int, Any] | None = None,
+        fed: dict[int, list[mx.array]] | None = None,
     ) -> Pass:
         """Ids of shape (T,) through the model; its cache entries grow by T rows.
 
-        `fed` is filled with what enters each tapped layer.
+        `fed` is filled with the arrays that enter each tapped layer.
         """
         self._last_only = last_only
         try:

@@ -37,18 +37,18 @@ class Taps:
         self._swapped: set[int] = set()
         self._wanted: frozenset[int] = frozenset()
         self._seen: dict[int, mx.array] = {}
-        self._fed: dict[int, Any] | None = None
+        self._fed: dict[int, list[mx.array]] | None = None
         self._n_calls: dict[int, int] = {}
 
     @contextmanager
     def record(
-        self, wanted: Sequence[int], fed: dict[int, Any] | None = None
+        self, wanted: Sequence[int], fed: dict[int, list[mx.array]] | None = None
     ) -> Iterator[dict[int, mx.array]]:
         """Record the outputs of some layers during the block.
 
         Args:
             wanted: 0-based layer ids.
-            fed: Filled with what enters each of these layers, for who wants to check the chain.
+            fed: Filled with the arrays that enter each of these layers, to check the chain.
 
         Yields:
             A dict that fills with layer id -> output, shape (B, T, H).
@@ -94,7 +94,8 @@ class Taps:
                 if layer_id in self._wanted:
                     self._seen[layer_id] = self._tapped(layer_id, result)
                     if self._fed is not None:
-                        self._fed[layer_id] = next(iter((*args, *kwargs.values())))
+                        entered = (*args, *kwargs.values())
+                        self._fed[layer_id] = [a for a in entered if isinstance(a, mx.array)]
             return result
 
         self._swaps.swap(self._layers[idx], {"__call__": call})
