@@ -3,7 +3,9 @@
     uv run benchmarks/convert_speed.py --folder /dev/shm --megabytes 640
 
 Synthetic files, alternating runs, medians. MB are those of the source. "cpu" is user and system
-time, which a busy machine does not inflate; the start of Python is measured and left out.
+time, which a busy machine inflates less; the start of Python is measured and left out. The output
+is larger than the source (scales and biases for every group), so the last column counts both: CPU
+time for each byte read or written, again beside `cp`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ import gguf
 import numpy as np
 
 Kind = gguf.GGMLQuantizationType
-KINDS = (Kind.F16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.MXFP4)
+KINDS = (
+    Kind.F32, Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0,
+    Kind.Q4_K, Kind.Q5_K, Kind.MXFP4,
+)  # fmt: skip
+PLAIN_BYTES = {Kind.F32: 4, Kind.F16: 2, Kind.BF16: 2}
 CONVERT = "from spec_convert import convert; import sys; convert(*sys.argv[1:], raw_names=True)"
 NOTHING = "from spec_convert import convert"
 
@@ -38,19 +44,19 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {0})
     print(f"{options.megabytes} MB in {options.folder}, median of {options.runs}, one core")
-    print(
-        f"{'type':8}{'cp MB/s':>10}{'convert':>10}{'ratio':>8}{'cp cpu':>10}{'cpu':>10}{'ratio':>8}"
-    )
+    wall, cpu = f"{'cp MB/s':>10}{'convert':>10}", f"{'cp cpu':>10}{'cpu':>10}"
+    print(f"{'type':8}{wall}{'ratio':>8}{cpu}{'ratio':>8}{'a byte':>8}")
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         for kind in KINDS:
             source = Path(name) / "source.gguf"
             size = write(source, kind, options.megabytes) / 1e6
-            print_row(kind, size, measure(source, options.runs))
+            print_row(kind, size, *measure(source, options.runs))
 
 
 def write(path: Path, kind: Kind, megabytes: int) -> int:
     """Tensors of random codes with small scales; returns their bytes."""
-    block, size = (32, 64) if kind is Kind.F16 else gguf.GGML_QUANT_SIZES[kind]
+    plain = PLAIN_BYTES.get(kind)
+    block, size = (32, 32 * plain) if plain else gguf.GGML_QUANT_SIZES[kind]
     row = 4096 // block * size
     n_rows = 32_000_000 // row
     rows = np.random.default_rng(0).integers(0, 100, (n_rows, row), dtype=np.uint8)
@@ -58,8 +64,7 @@ def write(path: Path, kind: Kind, megabytes: int) -> int:
     writer = gguf.GGUFWriter(path, "any")
     count = max(1, megabytes * 1_000_000 // rows.nbytes)
     for index in range(count):
-        data = rows.view(np.float16) if kind is Kind.F16 else rows
-        writer.add_tensor(f"t{index}.weight", data, raw_dtype=kind)
+        writer.add_tensor(f"t{index}.weight", rows, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -67,8 +72,8 @@ def write(path: Path, kind: Kind, megabytes: int) -> int:
     return count * rows.nbytes
 
 
-def measure(source: Path, runs: int) -> dict[str, tuple[float, float]]:
-    """Median wall and CPU seconds of a copy, a conversion and an empty Python start."""
+def measure(source: Path, runs: int) -> tuple[float, dict[str, tuple[float, float]]]:
+    """MB written, and median wall and CPU seconds of a copy, a conversion and a Python start."""
     copy, out = source.with_name("copy.gguf"), source.with_name("out")
     commands = {
         "cp": ["cp", "--reflink=never", str(source), str(copy)],
@@ -76,12 +81,15 @@ def measure(source: Path, runs: int) -> dict[str, tuple[float, float]]:
         "start": [sys.executable, "-c", NOTHING],
     }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+    written = 0.0
     for _ in range(runs):
         for name, command in commands.items():
             times[name].append(timed(command))
+            if out.exists():
+                written = sum(file.stat().st_size for file in out.iterdir()) / 1e6
             copy.unlink(missing_ok=True)
             shutil.rmtree(out, ignore_errors=True)
-    return {
+    return written, {
         name: (statistics.median(w for w, _ in seen), statistics.median(c for _, c in seen))
         for name, seen in times.items()
     }
@@ -97,13 +105,17 @@ def timed(command: list[str]) -> tuple[float, float]:
     return wall, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
-def print_row(kind: Kind, size: float, medians: dict[str, tuple[float, float]]) -> None:
+def print_row(
+    kind: Kind, size: float, written: float, medians: dict[str, tuple[float, float]]
+) -> None:
     """One line of the table."""
     cells = [f"{kind.name:8}"]
     for index in (0, 1):
         copy = medians["cp"][index]
         convert = medians["convert"][index] - medians["start"][index]
         cells.append(f"{size / copy:10.0f}{size / convert:10.0f}{convert / copy:8.2f}")
+        if index:
+            cells.append(f"{convert / copy * 2 * size / (size + written):8.2f}")
     print("".join(cells), flush=True)
 
 

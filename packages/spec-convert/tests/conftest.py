@@ -65,7 +65,7 @@ def write_gguf(
             writer.add_tensor(name, values.astype(dtype))
         elif kind is Kind.I64:
             writer.add_tensor(name, values)
-        elif values.dtype == np.uint8:
+        elif values.dtype == np.uint8:  # blocks as they are
             writer.add_tensor(name, values, raw_dtype=kind)
         else:
             data = gguf.quants.quantize(values.astype(np.float32), kind)

@@ -1,6 +1,7 @@
 """Every family there and back: MLX model, GGUF by llama.cpp's rules, conversion, same model."""
 
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,16 @@ QWEN35_KEYS = {
     "ssm.time_step_rank": 4, "ssm.inner_size": 128, "full_attention_interval": 4,
     "rope.dimension_count": 8, "rope.dimension_sections": [2, 1, 1, 0],
 }  # fmt: skip
+NEMOTRON_ARGS = {
+    "attention_bias": False, "mamba_num_heads": 4, "mamba_head_dim": 32, "mamba_proj_bias": False,
+    "ssm_state_size": 16, "conv_kernel": 4, "n_groups": 2, "mlp_bias": False,
+    "layer_norm_epsilon": 1e-5, "use_bias": False, "use_conv_bias": True,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+NEMOTRON_KEYS = {
+    "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.inner_size": 128,
+    "ssm.time_step_rank": 4, "attention.layer_norm_epsilon": 1e-5,
+}  # fmt: skip
 
 # GGUF name -> (mlx-lm module, changes of the model's settings, changes of the keys, value rule)
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Rule]] = {
@@ -135,6 +146,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Rule]] = {
         "llama",
         {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
         {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        llama_rule,
+    ),
+    "llama-mixtral": (
+        "mixtral",
+        {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+         "tie_word_embeddings": False},
+        {
+            "attention.key_length": 16, "attention.value_length": 16, "expert_count": 4,
+            "expert_used_count": 2,
+        },
         llama_rule,
     ),
     "mistral3": (
@@ -251,18 +272,30 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Rule]] = {
     ),
     "nemotron_h": (
         "nemotron_h",
-        {
-            "num_hidden_layers": 3, "attention_bias": False, "mamba_num_heads": 4,
-            "mamba_head_dim": 32, "mamba_proj_bias": False, "ssm_state_size": 16,
-            "conv_kernel": 4, "n_groups": 2, "mlp_bias": False, "layer_norm_epsilon": 1e-5,
-            "use_bias": False, "use_conv_bias": True, "hybrid_override_pattern": "M*-",
-            "tie_word_embeddings": False,
-        },
-        {
+        NEMOTRON_ARGS | {"num_hidden_layers": 3, "hybrid_override_pattern": "M*-"},
+        NEMOTRON_KEYS
+        | {
             "block_count": 3, "attention.head_count_kv": [0, 2, 0],
-            "feed_forward_length": [0, 0, 96], "ssm.conv_kernel": 4, "ssm.state_size": 16,
-            "ssm.group_count": 2, "ssm.inner_size": 128, "ssm.time_step_rank": 4,
-            "attention.layer_norm_epsilon": 1e-5,
+            "feed_forward_length": [0, 0, 96],
+        },
+        nemotron_rule,
+    ),
+    "nemotron_h_moe": (
+        "nemotron_h",
+        NEMOTRON_ARGS
+        | {
+            "num_hidden_layers": 4, "hybrid_override_pattern": "M*EE", "n_routed_experts": 4,
+            "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 64, "n_group": 1, "topk_group": 1,
+            "norm_topk_prob": True, "routed_scaling_factor": 2.5, "moe_latent_size": 32,
+        },
+        NEMOTRON_KEYS
+        | {
+            "block_count": 4, "attention.head_count_kv": [0, 2, 0, 0],
+            "feed_forward_length": [0, 0, 32, 32], "expert_count": 4, "expert_shared_count": 1,
+            "expert_used_count": 2, "expert_feed_forward_length": 32,
+            "expert_shared_feed_forward_length": 64, "expert_group_count": 1,
+            "expert_weights_norm": True, "expert_weights_scale": 2.5, "moe_latent_size": 32,
         },
         nemotron_rule,
     ),
@@ -302,6 +335,11 @@ def gguf_name(arch: str, name: str, n_layers: int) -> str:
     name = name.replace("language_model.model.", "model.").replace("language_model.lm", "lm")
     name = name.replace("switch_mlp.", "experts.").replace(".dt_bias", ".dt_proj.bias")
     name = name.replace("experts.switch_glu.", "experts.")
+    for mlx, file in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
+        name = name.replace(f"block_sparse_moe.experts.{mlx}", f"block_sparse_moe.experts.{file}")
+    for mlx, file in (("fc1", "up_proj"), ("fc2", "down_proj")):  # Nemotron's stacked experts
+        name = re.sub(rf"backbone(.*)mixer.experts.{mlx}\.", rf"model\1mlp.experts.{file}.", name)
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     layer = name.removeprefix("model.layers.").partition(".")[0]
     if name.endswith("layer_scalar"):
         name += ".weight"
@@ -375,7 +413,13 @@ def test_a_family_comes_back_as_it_was(case, make_gguf, vocabulary, tmp_path):
     assert report.architecture == case.split("-")[0]
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3moe", "qwen35", "lfm2", "nemotron_h", "gemma3"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "llama", "llama-mixtral", "qwen3moe", "qwen35", "lfm2", "nemotron_h", "nemotron_h_moe",
+        "gemma3",
+    ],
+)  # fmt: skip
 def test_a_quantised_family_computes_what_its_dequantised_twin_computes(
     case, make_gguf, vocabulary, tmp_path
 ):
@@ -386,6 +430,26 @@ def test_a_quantised_family_computes_what_its_dequantised_twin_computes(
     packed, plain = (load_model(tmp_path / name)[0] for name in ("packed", "plain"))
     assert any(name.endswith("scales") for name, _ in tree_flatten(packed.parameters()))
     np.testing.assert_allclose(logits(packed), logits(plain), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", ["gemma2", "lfm2"])
+def test_an_output_table_that_a_tied_model_cannot_use_is_dropped_whatever_its_type(
+    case, make_gguf, vocabulary, tmp_path
+):
+    model, source = write_case(case, make_gguf, vocabulary)
+    reader = gguf.GGUFReader(source)
+    arch = case.split("-")[0]
+    tensors = {tensor.name: (np.array(tensor.data), Kind.F32) for tensor in reader.tensors}
+    # Q8_K serves computations alone and has no dequantiser: 292 bytes for each 256 values.
+    with pytest.raises(NotImplementedError):
+        gguf.quants.dequantize(np.zeros((1, 292), np.uint8), Kind.Q8_K)
+    tensors["output.weight"] = (np.zeros((N_VOCAB, 292), np.uint8), Kind.Q8_K)
+    keys = {f"{arch}.{key}": value for key, value in (KEYS | CASES[case][2]).items()}
+    untied = make_gguf("untied.gguf", arch, tensors, keys | vocabulary)
+    report = convert(untied, tmp_path / "out")
+    assert report.dropped == ("output.weight",) and report.lossless
+    again, _ = load_model(tmp_path / "out")
+    np.testing.assert_allclose(logits(again), logits(model), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("case", CASES)

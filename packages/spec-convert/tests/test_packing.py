@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from spec_convert.packing import five_bits, pack_bits, pair_nibbles, split_nibbles
+from spec_convert.packing import cut, five_bits, pack_bits, pair_nibbles, put, split_nibbles
 
 
 def stream_values(row: np.ndarray, bits: int) -> list[int]:
@@ -18,6 +18,18 @@ def test_codes_become_one_stream(bits):
         assert stream_values(row, bits) == wanted.tolist()
 
 
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16, 32])
+def test_columns_are_cut_and_put_back(size):
+    rows = np.random.default_rng(size).integers(0, 256, (9, 37), dtype=np.uint8)
+    columns = cut(rows, 3, size)
+    assert columns.flags.c_contiguous
+    assert np.array_equal(columns, rows[:, 3 : 3 + size])
+    target = np.zeros_like(rows)
+    put(target, 5, columns)
+    assert np.array_equal(target[:, 5 : 5 + size], columns)
+    assert target.sum() == columns.sum(dtype=int)
+
+
 @pytest.mark.parametrize("width", [8, 16, 32])
 def test_halves_become_neighbours(width):
     blocks = np.random.default_rng(1).integers(0, 256, (20, width + 3), dtype=np.uint8)
@@ -31,5 +43,7 @@ def test_fifth_bits_join_their_codes():
     low = random.integers(0, 16, (20, 32), dtype=np.uint8)
     high = random.integers(0, 2, (20, 32), dtype=np.uint8)
     mask = np.packbits(high, axis=1, bitorder="little")
-    for row, wanted in zip(five_bits(pack_bits(low, 4), mask), low + 16 * high, strict=True):
+    quants = low[:, :16] | (low[:, 16:] << 4)
+    packed = five_bits(quants[:, :8].copy(), quants[:, 8:].copy(), mask)
+    for row, wanted in zip(packed, low + 16 * high, strict=True):
         assert stream_values(row, 5) == wanted.tolist()

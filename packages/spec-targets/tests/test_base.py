@@ -1,9 +1,10 @@
 import mlx.core as mx
 import pytest
+from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
 from spec_core import LoadError, Pair, StateError, generate
-from spec_core.testing import check_target
+from spec_core.testing import ScriptedDrafter, check_target
 from spec_targets import MlxTarget
 from spec_targets.families import FAMILIES, StackFamily
 
@@ -52,6 +53,37 @@ def test_taps_that_lead_elsewhere_refuse_drafters_but_not_the_target(make_model)
 
     target = MlxTarget(make_model("llama"), NoNorm(), "llama")
     assert target.tap_refusal is not None and "layer 2" in target.tap_refusal
+
+
+def test_a_layer_whose_output_is_not_what_enters_the_next_is_named(make_model):
+    model = make_model("llama")
+
+    class Doubling(type(model.model)):
+        """The residual stream changes between layers 1 and 2, so a tap on 1 is not in it."""
+
+        def __call__(self, inputs, cache, _):
+            hidden = self.embed_tokens(inputs)
+            mask = create_attention_mask(hidden, cache[0])
+            for layer, entry in zip(self.layers, cache, strict=True):
+                hidden = layer(hidden, mask, cache=entry)
+                hidden = 2 * hidden if layer is self.layers[1] else hidden
+            return self.norm(hidden)
+
+    model.model.__class__ = Doubling
+    target = MlxTarget(model, StackFamily(), "llama")
+    assert target.tap_refusal == "the output of layer 1 is not what enters layer 2"
+    # What reads no taps drafts as ever.
+    want = ids_of(generate(Pair(target), PROMPT, max_tokens=12))
+    drafter = ScriptedDrafter(want, len(PROMPT), target.vocab_size, wrong_at=(2,))
+    assert ids_of(generate(Pair(target, drafter), PROMPT, max_tokens=12)) == want
+
+
+def test_the_probe_of_all_layers_leaves_none_of_them_watched(make_model):
+    model = make_model("llama")
+    before = [type(layer) for layer in model.layers]
+    target = MlxTarget(model, StackFamily(), "llama")
+    assert target.tap_refusal is None
+    assert [type(layer) for layer in model.layers] == before
 
 
 def test_a_raw_head_that_leads_elsewhere_refuses_drafters_but_not_the_target(make_model):

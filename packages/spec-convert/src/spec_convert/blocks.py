@@ -1,7 +1,8 @@
 """Blocks of the GGUF types whose codes MLX can hold as they are.
 
 Every function takes blocks, shape (n, block bytes), uint8, and returns packed codes, scales and
-biases with one row per block. Knows nothing about tensors or files.
+biases with one row per block; no biases where they follow from the scales. Knows nothing about
+tensors or files.
 
 References:
     Block layouts: ggml's `ggml-common.h`, as documented by the `gguf` package.
@@ -15,7 +16,7 @@ import numpy as np
 from gguf import quants
 
 from spec_convert.errors import ConvertError
-from spec_convert.packing import Bytes, five_bits, pair_nibbles, split_nibbles
+from spec_convert.packing import Bytes, cut, five_bits, pack_bits, pair_nibbles, split_nibbles
 
 Floats = np.ndarray[Any, Any]
 _NAN_E4M3 = 0x7F
@@ -32,51 +33,50 @@ def _stored_half(column: Bytes) -> Floats:
     return column.view("<u2").copy().view("<f2")
 
 
-def _zero_point(scale: Floats, power: int) -> Floats:
+def zero_point(scale: Floats, power: int) -> Floats:
     """-scale * 2 ** power for float16 scales, without converting them where none is extreme.
 
     Returns:
-        float16 with the exponent raised and the sign turned; float32 when a scale is 0,
-        subnormal, or too large for that.
+        float16, finite, with the exponent raised and the sign turned; float32 when a scale is 0,
+        subnormal, no number, or too large for that.
     """
     bits = scale.view(np.uint16)
-    exponents = bits & np.uint16(0x7C00)
-    largest = (31 - power) << 10
-    if exponents.size and exponents.min() and exponents.max() < largest:
-        raised = bits + np.uint16(power << 10)
-        return (raised ^ np.uint16(0x8000)).view("<f2")
+    exponents = bits - np.uint16(1 << 10)  # 0 becomes the largest
+    exponents &= np.uint16(0x7C00)
+    if exponents.max(initial=0) < (30 - power) << 10:
+        return (bits + np.uint16(0x8000 + (power << 10))).view("<f2")
     return scale.astype(np.float32) * np.float32(-(1 << power))
 
 
-def unpack_q4_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+def unpack_q4_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
     """D * (q - 8)."""
-    scale = _stored_half(blocks[:, :2])
-    return pair_nibbles(blocks[:, 2:]), scale, _zero_point(scale, 3)
+    return pair_nibbles(cut(blocks, 2, 16)), _stored_half(blocks[:, :2]), None
 
 
 def unpack_q4_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """D * q + m."""
-    return pair_nibbles(blocks[:, 4:]), _stored_half(blocks[:, :2]), _stored_half(blocks[:, 2:4])
+    codes = pair_nibbles(cut(blocks, 4, 16))
+    return codes, _stored_half(blocks[:, :2]), _stored_half(blocks[:, 2:4])
 
 
-def unpack_q5_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+def unpack_q5_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
     """D * (q - 16); the fifth bits are a 32-bit mask."""
-    scale = _stored_half(blocks[:, :2])
-    codes = five_bits(pair_nibbles(blocks[:, 6:]), blocks[:, 2:6])
-    return codes, scale, _zero_point(scale, 4)
+    codes = five_bits(cut(blocks, 6, 8), cut(blocks, 14, 8), blocks[:, 2:6])
+    return codes, _stored_half(blocks[:, :2]), None
 
 
 def unpack_q5_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """D * q + m; the fifth bits are a 32-bit mask."""
-    codes = five_bits(pair_nibbles(blocks[:, 8:]), blocks[:, 4:8])
+    codes = five_bits(cut(blocks, 8, 8), cut(blocks, 16, 8), blocks[:, 4:8])
     return codes, _stored_half(blocks[:, :2]), _stored_half(blocks[:, 2:4])
 
 
-def unpack_q8_0(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+def unpack_q8_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
     """D * q with q signed."""
-    scale = _stored_half(blocks[:, :2])
-    codes = blocks[:, 2:].view("<u2") ^ np.uint16(0x8080)
-    return codes.view(np.uint8), scale, _zero_point(scale, 7)
+    codes = cut(blocks, 2, 32)
+    words = codes.view("<u8")
+    words ^= np.uint64(0x8080808080808080)
+    return codes, _stored_half(blocks[:, :2]), None
 
 
 def unpack_q3_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
@@ -100,7 +100,7 @@ def _q3_k_steps(blocks: Bytes) -> np.ndarray[Any, Any]:
     planes = np.arange(8, dtype=np.uint8)[:, None]
     high = (blocks[:, None, :32] >> planes) & np.uint8(1)  # (n, 8, 32)
     codes = low.reshape(n, 8, 32).astype(np.int16) + 4 * high.astype(np.int16) - 4
-    nibbles = split_nibbles(blocks[:, 96:104])  # (n, 16)
+    nibbles = split_nibbles(cut(blocks, 96, 8))  # (n, 16)
     tops = (blocks[:, 104:108].reshape(n, 1, 4) >> shifts) & np.uint8(3)
     scales = (nibbles | (tops.reshape(n, 16) << np.uint8(4))).astype(np.int16) - 32
     return (codes.reshape(n, 16, 16) * scales[:, :, None]).reshape(-1, 32)
@@ -123,7 +123,7 @@ def unpack_iq4_nl(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """D times one of 16 unevenly spaced whole numbers within -128..127."""
     table = (np.array(quants.IQ4_NL.kvalues, np.int16) + 128).astype(np.uint8)
     scale = half(blocks[:, :2])
-    return table[split_nibbles(blocks[:, 2:])], scale, scale * np.float32(-128)
+    return table[split_nibbles(cut(blocks, 2, 16))], scale, scale * np.float32(-128)
 
 
 def unpack_q4_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
@@ -136,17 +136,19 @@ def unpack_q4_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
 def unpack_q5_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
     """As `unpack_q4_k`, with bit j of mask byte i the fifth bit of value 32 j + i."""
     scales, biases = _k_scales(blocks)
-    nibbles = pair_nibbles(blocks[:, 48:].reshape(-1, 32)).reshape(-1, 16)
-    planes = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
-    mask = np.packbits(planes, axis=2, bitorder="little").reshape(-1, 4)
-    return five_bits(nibbles, mask), scales, biases
+    codes = split_nibbles(blocks[:, 48:].reshape(-1, 32)).reshape(-1, 8, 32)
+    masks = np.ascontiguousarray(blocks[:, 16:48])
+    for index in range(8):
+        shifted = masks << np.uint8(4 - index) if index < 4 else masks >> np.uint8(index - 4)
+        codes[:, index] |= shifted & np.uint8(16)
+    return pack_bits(codes.reshape(-1, 32), 5), scales, biases
 
 
 def unpack_mxfp4(blocks: Bytes) -> tuple[Bytes, Floats, None]:
     """Codes and e8m0 exponents as they are; GGUF's doubled values halve its scale."""
     if (blocks[:, 0] == _NAN_E8M0).any():
         raise _no_number("MXFP4")
-    return pair_nibbles(np.ascontiguousarray(blocks[:, 1:])), blocks[:, :1].copy(), None
+    return pair_nibbles(cut(blocks, 1, 16)), blocks[:, :1].copy(), None
 
 
 def unpack_nvfp4(blocks: Bytes) -> tuple[Bytes, Floats, None]:

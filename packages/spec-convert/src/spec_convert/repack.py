@@ -29,6 +29,7 @@ from spec_convert.blocks import (
     unpack_q5_1,
     unpack_q5_k,
     unpack_q8_0,
+    zero_point,
 )
 from spec_convert.errors import ConvertError
 from spec_convert.lattice import on_lattice, rounded
@@ -70,6 +71,7 @@ class Layout:
         mode: MLX quantisation mode.
         wide: exact only with float32 scales.
         exact: every value is kept.
+        zero: codes count from -2 ** zero, which makes the biases; None leaves them to `unpack`.
     """
 
     bits: int
@@ -78,6 +80,7 @@ class Layout:
     mode: str = "affine"
     wide: bool = False
     exact: bool = True
+    zero: int | None = None
 
 
 def repack(blocks: Bytes, kind: Kind, scale_dtype: np.dtype[Any], *, loose: bool = False) -> Packed:
@@ -100,8 +103,12 @@ def repack(blocks: Bytes, kind: Kind, scale_dtype: np.dtype[Any], *, loose: bool
     layout = LAYOUTS[kind]
     with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale is reported below
         codes, scales, biases = layout.unpack(blocks.reshape(-1, GGML_QUANT_SIZES[kind][1]))
+        if layout.zero is not None:
+            biases = zero_point(scales, layout.zero)
     if biases is None:
         return Packed(codes.reshape(rows, -1), scales.reshape(rows, -1), None)
+    if layout.zero is not None and biases.dtype == scale_dtype == np.float16:  # finite, like scales
+        return Packed(codes.reshape(rows, -1), scales.reshape(rows, -1), biases.reshape(rows, -1))
     exact = layout.wide and not loose
     return Packed(
         codes.reshape(rows, -1),
@@ -135,11 +142,11 @@ def _finite(values: Floats) -> bool:
 
 
 LAYOUTS = {
-    Kind.Q4_0: Layout(4, unpack_q4_0),
+    Kind.Q4_0: Layout(4, unpack_q4_0, zero=3),
     Kind.Q4_1: Layout(4, unpack_q4_1),
-    Kind.Q5_0: Layout(5, unpack_q5_0),
+    Kind.Q5_0: Layout(5, unpack_q5_0, zero=4),
     Kind.Q5_1: Layout(5, unpack_q5_1),
-    Kind.Q8_0: Layout(8, unpack_q8_0),
+    Kind.Q8_0: Layout(8, unpack_q8_0, zero=7),
     Kind.Q4_K: Layout(4, unpack_q4_k, wide=True),
     Kind.Q5_K: Layout(5, unpack_q5_k, wide=True),
     Kind.MXFP4: Layout(4, unpack_mxfp4, mode="mxfp4"),

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ class Source:
             raise ConvertError(
                 f"[source] A file has at most {_MAX_PARTS} parts, got {len(names)} in its name."
             )
-        self._files: list[IO[bytes]] = []
+        self._files: list[FileIO] = []
         with ExitStack() as stack:
             parts = [self._open(path.parent / name, stack) for name in names]
             self.container = _joined(parts, names)
@@ -58,7 +59,7 @@ class Source:
             raise ConvertError(
                 f"[source] {quote_path(path)} must be a readable file: {error.strerror}."
             ) from error
-        self._files.append(file)
+        self._files.append(file.raw)  # rows come in large pieces: no second buffer
         return read_container(file, n_bytes)
 
     def __enter__(self) -> Source:
@@ -110,11 +111,15 @@ class Source:
         buffer = np.empty((stop - start, tensor.row_bytes), np.uint8)
         file = self._files[tensor.part]
         file.seek(tensor.offset + start * tensor.row_bytes)
-        if file.readinto(buffer.data) != buffer.nbytes:  # pyright: ignore[reportAttributeAccessIssue]
-            raise ConvertError(
-                f"[source] {quote_path(file.name)} became shorter while it was read. "
-                "Wait for the download to finish."
-            )
+        rest = memoryview(buffer.reshape(-1))
+        while rest:
+            n_read = file.readinto(rest)
+            if not n_read:
+                raise ConvertError(
+                    f"[source] {quote_path(file.name)} became shorter while it was read. "
+                    "Wait for the download to finish."
+                )
+            rest = rest[n_read:]
         return buffer
 
 

@@ -24,8 +24,9 @@ from spec_convert.source import Source
 from spec_convert.tensorfile import affine_values
 
 Array = np.ndarray[Any, Any]
-# Small enough for the temporaries of a chunk to stay in a processor's cache.
-_CHUNK_BYTES = 256 << 10
+# Large enough to make little of what a call into numpy or the system costs, small enough for the
+# temporaries of a chunk to stay in a processor's outer cache.
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass

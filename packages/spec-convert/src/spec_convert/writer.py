@@ -88,14 +88,19 @@ class SafetensorsWriter:
         base = 8 + len(text)
         self._next = {entry.name: base + header[entry.name]["data_offsets"][0] for entry in ordered}
         self._ends = {entry.name: self._next[entry.name] + entry.n_bytes for entry in ordered}
-        self._file = path.open("xb")
-        self._file.write(struct.pack("<Q", len(text)) + text)
+        self._file = path.open("xb", buffering=0)
+        self._write(struct.pack("<Q", len(text)) + text)
 
     def append(self, name: str, data: np.ndarray[Any, Any]) -> None:
         """Write the next piece of tensor `name`."""
         self._file.seek(self._next[name])
-        self._file.write(np.ascontiguousarray(data).data)
+        self._write(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
         self._next[name] += data.nbytes
+
+    def _write(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._file.write(rest) :]
 
     def __enter__(self) -> SafetensorsWriter:
         return self

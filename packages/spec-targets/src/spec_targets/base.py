@@ -23,6 +23,7 @@ from spec_targets.forward import Forward, Pass
 from spec_targets.quantised import check_kv_bits, group_size_for, pack_entry, refuse_unreadable
 from spec_targets.rollback import Rollback, replace_entry, rollback_for
 from spec_targets.snapshot import FrozenCache, Rung, freeze_entry, take_rung
+from spec_targets.taps import Trace, first_of
 
 _PROBE_IDS = (1, 2, 3)
 
@@ -280,23 +281,30 @@ class MlxTarget:
         Returns:
             Why layers cannot be tapped, or None.
         """
-        last = self.n_layers - 1
-        done, final = self._forward.probe(ids, entries, last)
+        done, trace, final = self._forward.probe(ids, entries)
         if not _close(done.logits, own):
             raise LoadError(
                 f'[targets] Family "{self.model_type}" must reproduce the model\'s own logits on a '
                 "tiny input, and does not. This checkpoint needs another mlx-lm version."
             )
-        return self._tap_refusal(done, final, last)
+        return self._tap_refusal(done, trace, final)
 
-    def _tap_refusal(self, done: Pass, final: mx.array, last: int) -> str | None:
+    def _tap_refusal(self, done: Pass, trace: Trace, final: mx.array) -> str | None:
         """Why a drafter may not read taps or use the raw ends, or None.
 
-        The last layer's output must lead to the backbone's own, and that through the raw head to
-        the model's own arg-maxima (its multiplier and softcap keep the order).
+        The output of every layer must be what enters the next one, that of the last must lead to
+        the backbone's own, and that through the raw head to the model's own arg-maxima (its
+        multiplier and softcap keep the order).
         """
-        (tap,) = done.taps
-        if tap.shape != done.hidden.shape or not _close(final, done.hidden):
+        last = self.n_layers - 1
+        for layer, tap in enumerate(done.taps[:-1]):
+            # Not always the first argument: talkie's layers take the embedding before it. And a
+            # stream in copies goes on as copies, of which the tap is the mean.
+            left = (tap, first_of(trace.left[layer])[0])
+            entered = trace.fed[layer + 1]
+            if not any(_same_rows(rows, array) for rows in left for array in entered):
+                return f"the output of layer {layer} is not what enters layer {layer + 1}"
+        if done.taps[last].shape != done.hidden.shape or not _close(final, done.hidden):
             return f"the output of layer {last} does not lead to the model's own hidden states"
         raw, own = self.unembed(done.hidden), done.logits
         if (
@@ -305,6 +313,11 @@ class MlxTarget:
         ):
             return "the raw head does not lead to the model's own arg-maxima"
         return None
+
+
+def _same_rows(rows: mx.array, batch: mx.array) -> bool:
+    """Whether rows (T, ..) are the first of a batch (B, T, ..)."""
+    return batch.shape[1:] == rows.shape and _close(rows, batch[0])
 
 
 def _close(got: mx.array, want: mx.array) -> bool:

@@ -14,7 +14,7 @@ import mlx.nn as nn
 
 from spec_targets.families.base import Family
 from spec_targets.swap import Swaps
-from spec_targets.taps import Taps
+from spec_targets.taps import Taps, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,15 @@ class Forward:
         taps: Sequence[int] = (),
         *,
         last_only: bool = False,
+        trace: Trace | None = None,
     ) -> Pass:
-        """Ids of shape (T,) through the model; its cache entries grow by T rows."""
+        """Ids of shape (T,) through the model; its cache entries grow by T rows.
+
+        `trace` is filled with what enters and leaves each tapped layer.
+        """
         self._last_only = last_only
         try:
-            with self.taps.record(taps) as seen:
+            with self.taps.record(taps, trace) as seen:
                 logits = self._model(tokens[None], cache=entries)[0]
                 hidden = self._hidden
                 if hidden is None:
@@ -74,18 +78,17 @@ class Forward:
         finally:
             self._last_only, self._hidden = False, None
 
-    def probe(self, tokens: mx.array, entries: list[Any], layer: int) -> tuple[Pass, mx.array]:
-        """A forward with one tap, and the (T, H) that the family makes of that layer's result."""
-        try:
-            with self.taps.record((layer,), raw=True) as seen:
-                logits = self._model(tokens[None], cache=entries)[0]
-                result, hidden = seen[layer], self._hidden
-                if hidden is None:
-                    raise RuntimeError("[forward] The model must call its backbone, and did not.")
-                done = Pass(logits, hidden[0], (self._family.stream(result)[0],))
-                return done, self._family.final(self._model, result)[0]
-        finally:
-            self._hidden = None
+    def probe(self, tokens: mx.array, entries: list[Any]) -> tuple[Pass, Trace, mx.array]:
+        """A forward with every layer tapped.
+
+        Returns:
+            The pass, what entered and left each layer, and the (T, H) that the family makes of what
+            the last one left.
+        """
+        trace, every = Trace(), range(self.taps.n_layers)
+        done = self(tokens, entries, every, trace=trace)
+        self.taps.undo()  # later only the layers that a drafter asks for
+        return done, trace, self._family.final(self._model, trace.left[every[-1]])[0]
 
     def rows(
         self, tokens: mx.array, entries: list[Any], taps: Sequence[int] = ()

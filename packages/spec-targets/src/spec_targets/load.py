@@ -26,6 +26,7 @@ from spec_targets.refuse import (
     refuse_patterns,
     refuse_quantisation,
     refuse_remote_code,
+    refuse_untested_model,
 )
 from spec_targets.tokenizer import HfTokenizer
 
@@ -121,6 +122,7 @@ def family_for(model_type: str) -> Family:
         return FAMILIES[module]
     if model_type in registry.names(registry.TARGETS):
         return registry.load(registry.TARGETS, model_type)
+    refuse_untested_model(model_type, module)
     if model_type in ELSEWHERE:
         raise LoadError(
             f'[load] Model type "{model_type}" is not in mlx-lm {version("mlx-lm")}; '

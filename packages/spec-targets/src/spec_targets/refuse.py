@@ -21,6 +21,45 @@ ELSEWHERE = {  # model types that mlx-lm lacks -> who has them
     "deepseek_v4": "mlx-vlm 0.7.10",
     "qwen4_exp": "mlx-vlm 0.7.10",
 }
+_HEAD_INSIDE = "its head is part of the backbone, so hidden states cannot be told from logits"
+_UNTESTED = "its rollback has not been tested"
+UNTESTED = {  # model types that mlx-lm has and no family here covers -> what stands in the way
+    "afm7": "its last layers read the keys of an earlier one",
+    "baichuan_m1": "one cache entry holds both a window and a recurrence",
+    "bailing_hybrid": _UNTESTED,
+    "bitnet": "its matmul is written for Metal alone",
+    "deepseek_v32": "its attention picks the keys it reads by an index of its own",
+    "glm_moe_dsa": "its attention picks the keys it reads by an index of its own",
+    "gpt_neox": _HEAD_INSIDE,
+    "iquestloopcoder": "it never calls a layer as a whole",
+    "kimi_k3": "the output of a layer is a part of the residual stream",
+    "lille-130m": _HEAD_INSIDE,
+    "longcat_flash_ngram": "a cache entry holds token ids",
+    "minimax_m3_vl": "its attention picks the keys it reads by an index of its own",
+    "mistral4": _UNTESTED,
+    "muse_spark": "a layer returns the input of the next layer's attention as well",
+    "olmo": _HEAD_INSIDE,
+    "phi3small": "its attention is block-sparse",
+    "phixtral": "its final norm is part of the head",
+    "prism_hadamard_qwen35": _UNTESTED,
+}
+
+
+def refuse_untested_model(model_type: str, module: str) -> None:
+    """Refuse a family that mlx-lm runs and this package does not, with the reason.
+
+    Args:
+        model_type: As the checkpoint names it.
+        module: The mlx-lm module that holds the class.
+
+    Raises:
+        LoadError: it is one of `UNTESTED`.
+    """
+    if module in UNTESTED:
+        raise LoadError(
+            f'[load] Model type "{model_type}" is in mlx-lm {version("mlx-lm")} and cannot be a '
+            f"target: {UNTESTED[module]}. Run it with mlx-lm."
+        )
 
 
 def refuse_absent_model(model_type: str, module: str) -> None:

@@ -7,6 +7,7 @@ is what drafters of looped models were trained on. Knows nothing about what the 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +19,19 @@ from spec_targets.swap import Swaps
 def first_of(result: Any) -> mx.array:
     """What a layer returns, or the first part of it: the residual stream of most models."""
     return result[0] if isinstance(result, tuple) else result
+
+
+@dataclass(slots=True)
+class Trace:
+    """What passed the layers of one forward, by layer id.
+
+    Attributes:
+        fed: The arrays that entered.
+        left: What the layer returned, as it is.
+    """
+
+    fed: dict[int, list[mx.array]] = field(default_factory=dict)
+    left: dict[int, Any] = field(default_factory=dict)
 
 
 class Taps:
@@ -44,17 +58,19 @@ class Taps:
         self._swaps = Swaps()
         self._swapped: set[int] = set()
         self._wanted: frozenset[int] = frozenset()
-        self._seen: dict[int, Any] = {}
-        self._raw = False
+        self._seen: dict[int, mx.array] = {}
+        self._trace: Trace | None = None
         self._n_calls: dict[int, int] = {}
 
     @contextmanager
-    def record(self, wanted: Sequence[int], *, raw: bool = False) -> Iterator[dict[int, Any]]:
+    def record(
+        self, wanted: Sequence[int], trace: Trace | None = None
+    ) -> Iterator[dict[int, mx.array]]:
         """Record the outputs of some layers during the block.
 
         Args:
             wanted: 0-based layer ids.
-            raw: Record what the layers return, as it is.
+            trace: Filled with what enters and leaves each of these layers, to check the chain.
 
         Yields:
             A dict that fills with layer id -> output, shape (B, T, H).
@@ -67,21 +83,20 @@ class Taps:
                 raise ValueError(f"[taps] Layer ids must be in 0..{self.n_layers - 1}, got {idx}.")
             self._swap(idx % len(self._layers))
         self._wanted, self._seen, self._n_calls = frozenset(wanted), {}, {}
-        self._raw = raw
+        self._trace = trace
         try:
             yield self._seen
         finally:
             self._wanted, self._seen, self._n_calls = frozenset(), {}, {}
+            self._trace = None
 
     def undo(self) -> None:
         """Give every layer its own class back."""
         self._swaps.undo()
         self._swapped.clear()
 
-    def _tapped(self, layer_id: int, result: Any) -> Any:
+    def _tapped(self, layer_id: int, result: Any) -> mx.array:
         """The residual stream after a layer, out of what the layer returned."""
-        if self._raw:
-            return result
         hidden = self._stream(result)
         ends_loop = (layer_id + 1) % len(self._layers) == 0
         return self._between_loops(hidden) if ends_loop and layer_id + 1 < self.n_layers else hidden
@@ -100,6 +115,10 @@ class Taps:
                 layer_id = loop * len(self._layers) + idx
                 if layer_id in self._wanted:
                     self._seen[layer_id] = self._tapped(layer_id, result)
+                    if self._trace is not None:
+                        entered = (*args, *kwargs.values())
+                        self._trace.fed[layer_id] = [a for a in entered if isinstance(a, mx.array)]
+                        self._trace.left[layer_id] = result
             return result
 
         self._swaps.swap(self._layers[idx], {"__call__": call})

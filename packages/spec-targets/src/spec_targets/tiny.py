@@ -288,6 +288,14 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "linear_allow_neg_eigval": True,
         "num_key_value_heads": 4,
     },
+    "openelm": {
+        "num_transformer_layers": 3,
+        "model_dim": 32,
+        "ffn_dim_divisor": 8,
+        "num_query_heads": [4, 4, 4],
+        "num_kv_heads": [2, 2, 2],
+        "ffn_multipliers": [1.0, 1.5, 2.0],
+    },
     "phi3": {"num_key_value_heads": 4},
     "plamo": {"num_key_value_heads": 4, "n_shared_head": 2, "num_attention_heads": 8},
     "plamo2": {
@@ -299,6 +307,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "mamba_enabled": True,
         "full_attention_idx": [],
     },
+    "qwen": {"kv_channels": 8, "num_key_value_heads": 4},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3_5": {**_GATED_DELTA, "num_experts": 0},
     "qwen3_5_moe": _GATED_DELTA,

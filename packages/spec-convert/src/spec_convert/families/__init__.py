@@ -5,7 +5,7 @@ from __future__ import annotations
 from spec_convert.errors import ConvertError, quote
 from spec_convert.families.drafters import BONSAI, DFLASH, EAGLE3
 from spec_convert.families.gemma import GEMMA2, GEMMA3, GEMMA4
-from spec_convert.families.hybrid import LFM2, NEMOTRON_H, QWEN35, QWEN35MOE
+from spec_convert.families.hybrid import LFM2, NEMOTRON_H, NEMOTRON_H_MOE, QWEN35, QWEN35MOE
 from spec_convert.families.llama import LLAMA, MISTRAL3
 from spec_convert.families.phi import PHI3
 from spec_convert.families.qwen import QWEN2, QWEN3, QWEN3MOE
@@ -16,7 +16,7 @@ ARCHITECTURES = {
     rules.name: rules
     for rules in (
         LLAMA, MISTRAL3, QWEN2, QWEN3, QWEN3MOE, QWEN35, QWEN35MOE, GEMMA2, GEMMA3, GEMMA4,
-        LFM2, NEMOTRON_H, PHI3, BONSAI, DFLASH, EAGLE3,
+        LFM2, NEMOTRON_H, NEMOTRON_H_MOE, PHI3, BONSAI, DFLASH, EAGLE3,
     )
 }  # fmt: skip
 

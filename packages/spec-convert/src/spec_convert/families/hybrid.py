@@ -176,6 +176,7 @@ def _lfm2(facts: Facts) -> Config:
     attention = [count > 0 for count in facts.per_layer("attention.head_count_kv")]
     width = config["intermediate_size"]
     return config | {
+        "tie_word_embeddings": True,
         "norm_eps": config.pop("rms_norm_eps"),
         "conv_bias": any(name.endswith("shortconv.conv.bias") for name in facts.shapes),
         "conv_L_cache": facts.integer("shortconv.l_cache"),
@@ -212,7 +213,21 @@ _NEMOTRON_LAYER = {
 }
 
 
+_NEMOTRON_EXPERTS = {
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps": "mixer.switch_mlp.fc1",
+    "ffn_down_exps": "mixer.switch_mlp.fc2",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+}
+
+
 def _nemotron_slot(slot: Slot, part: str, facts: Facts) -> Slot:
+    if part == "ffn_gate_inp.weight":  # a bare matrix, not a layer that could be quantised
+        return replace(slot, packed=False)
     if part == "ssm_conv1d.weight":
         return replace(slot, shape=Shape.TRAILING, packed=False)
     if part == "ssm_a":
@@ -227,10 +242,17 @@ def _nemotron_h(facts: Facts) -> Config:
     config.pop("rope_theta")
     kv_heads = facts.per_layer("attention.head_count_kv")
     widths = facts.per_layer("feed_forward_length")
-    kinds = [
-        "*" if kv_heads[index] else "-" if widths[index] else "M" for index in range(facts.n_layers)
-    ]
     names = facts.shapes
+    kinds = [
+        "*"
+        if kv_heads[index]
+        else "E"
+        if f"blk.{index}.ffn_gate_inp.weight" in names
+        else "-"
+        if widths[index]
+        else "M"
+        for index in range(facts.n_layers)
+    ]
     mamba_heads = facts.integer("ssm.time_step_rank")
     return config | {
         "layer_norm_epsilon": config.pop("rms_norm_eps"),
@@ -248,6 +270,24 @@ def _nemotron_h(facts: Facts) -> Config:
     }
 
 
+def _nemotron_h_moe(facts: Facts) -> Config:
+    n_groups = facts.integer("expert_group_count", 1)
+    used = facts.integer("expert_group_used_count", 1 if n_groups == 1 else None)
+    latent = facts.integer("moe_latent_size", 0)
+    return _nemotron_h(facts) | {
+        "n_routed_experts": facts.integer("expert_count"),
+        "n_shared_experts": facts.integer("expert_shared_count"),
+        "num_experts_per_tok": facts.integer("expert_used_count"),
+        "moe_intermediate_size": facts.integer("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": facts.integer("expert_shared_feed_forward_length"),
+        "moe_latent_size": latent or None,
+        "n_group": n_groups,
+        "topk_group": used,
+        "norm_topk_prob": facts.metadata.flag(facts.key("expert_weights_norm"), True),
+        "routed_scaling_factor": facts.number("expert_weights_scale", 1.0),
+    }
+
+
 QWEN35 = Architecture(
     "qwen35",
     _QWEN35_TOP,
@@ -260,7 +300,15 @@ QWEN35 = Architecture(
 QWEN35MOE = replace(
     QWEN35, name="qwen35moe", layer=_QWEN35_LAYER | _QWEN35_EXPERTS, config=_qwen35_moe
 )
-LFM2 = Architecture("lfm2", _LFM2_TOP, _LFM2_LAYER, config=_lfm2, adjust=_lfm2_slot, uniform=False)
+LFM2 = Architecture(
+    "lfm2",
+    _LFM2_TOP,
+    _LFM2_LAYER,
+    config=_lfm2,
+    adjust=_lfm2_slot,
+    uniform=False,
+    dropped=frozenset({"output.weight"}),  # the model has no head of its own
+)
 NEMOTRON_H = Architecture(
     "nemotron_h",
     _NEMOTRON_TOP,
@@ -269,4 +317,10 @@ NEMOTRON_H = Architecture(
     adjust=_nemotron_slot,
     layers="backbone.layers",
     uniform=False,
+)
+NEMOTRON_H_MOE = replace(
+    NEMOTRON_H,
+    name="nemotron_h_moe",
+    layer=_NEMOTRON_LAYER | _NEMOTRON_EXPERTS,
+    config=_nemotron_h_moe,
 )

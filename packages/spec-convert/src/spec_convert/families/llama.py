@@ -1,4 +1,4 @@
-"""Llama and Mistral: rotary rows stored interleaved, Llama 3 frequency factors as a tensor.
+"""Llama, Mistral, Mixtral: rotary rows stored interleaved, Llama 3 frequency factors as a tensor.
 
 References:
     llama.cpp, conversion rules of `LlamaModel`; Hugging Face `modeling_rope_utils`, "llama3".
@@ -12,7 +12,7 @@ from dataclasses import replace
 from spec_convert.config import Config, base_config
 from spec_convert.errors import ConvertError
 from spec_convert.facts import Facts
-from spec_convert.families.tables import DENSE, TOP
+from spec_convert.families.tables import DENSE, EXPERTS, TOP
 from spec_convert.names import Architecture, Slot
 from spec_convert.orders import Interleaved
 
@@ -64,13 +64,38 @@ def llama3_scaling(facts: Facts, head_dim: int, theta: float) -> Config:
     return {"rope_scaling": scaling}
 
 
+_MIXTRAL_EXPERTS = {
+    name: target.replace("mlp.", "block_sparse_moe.", 1) for name, target in EXPERTS.items()
+}
+
+
 def _config(facts: Facts) -> Config:
+    if facts.integer("expert_count", 0):
+        return _mixtral_config(facts)
     config = base_config(facts, "llama", "LlamaForCausalLM")
     return config | {
         "hidden_act": "silu",
         "attention_bias": "blk.0.attn_q.bias" in facts.shapes,
         "mlp_bias": "blk.0.ffn_gate.bias" in facts.shapes,
         **llama3_scaling(facts, config["head_dim"], config["rope_theta"]),
+    }
+
+
+def _mixtral_config(facts: Facts) -> Config:
+    """Mixtral: a Llama with experts; MLX knows it without rope scaling and with plain heads."""
+    config = base_config(facts, "mixtral", "MixtralForCausalLM")
+    heads, head_dim = config["num_attention_heads"], config.pop("head_dim")
+    scaled = "rope_scaling" in config or "rope_freqs.weight" in facts.shapes
+    if scaled or heads * head_dim != config["hidden_size"]:
+        raise ConvertError(
+            "[config] A Llama with experts must be a Mixtral: no rope scaling, and heads as wide "
+            f"as the model, got {heads} heads of {head_dim} for {config['hidden_size']}"
+            f"{' and rope scaling' if scaled else ''}. Use --raw-names."
+        )
+    return config | {
+        "hidden_act": "silu",
+        "num_local_experts": facts.integer("expert_count"),
+        "num_experts_per_tok": facts.integer("expert_used_count"),
     }
 
 
@@ -91,9 +116,9 @@ def _mistral3_config(facts: Facts) -> Config:
 LLAMA = Architecture(
     "llama",
     TOP,
-    DENSE,
+    DENSE | _MIXTRAL_EXPERTS,
     config=_config,
     adjust=half_split_rows,
     dropped=frozenset({"rope_freqs.weight"}),
 )
-MISTRAL3 = replace(LLAMA, name="mistral3", config=_mistral3_config)
+MISTRAL3 = replace(LLAMA, name="mistral3", layer=DENSE, config=_mistral3_config)

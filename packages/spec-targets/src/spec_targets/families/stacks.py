@@ -58,9 +58,11 @@ STACKS: dict[str, StackFamily] = {
     "llama4_text": StackFamily(Layout(head="output")),
     "nanbeige": NanbeigeFamily(Layout(loops="num_loops")),
     "nanochat": StackFamily(Layout(backbone="transformer", layers="h", embedding="wte", norm=None)),
+    "openelm": StackFamily(Layout(backbone="transformer", embedding="token_embeddings")),
     "phi": StackFamily(Layout(norm="final_layernorm")),
     "plamo": StackFamily(Layout(layers="layers.layers")),
     "plamo3": StackFamily(Layout(layers="layers.layers")),
+    "qwen": StackFamily(Layout(backbone="transformer", layers="h", embedding="wte", norm="ln_f")),
     "spark2_5": StackFamily(Layout(embedding="embedding")),
     "talkie": TalkieFamily(Layout(layers="blocks", embedding="embed", norm=None)),
 }
