@@ -197,6 +197,12 @@ def test_a_breaking_core_names_every_package_that_must_move_with_it(clone):
     assert status == 1 and named == users
 
 
+def test_what_a_tag_names_is_built(clone):
+    shell(clone, str(clone / "tools" / "build"), "spec-demo-v0.1.0")
+    names = {"spec_demo-0.1.0-py3-none-any.whl", "spec_demo-0.1.0.tar.gz"}
+    assert {path.name for path in (clone / "dist").iterdir()} >= names
+
+
 @pytest.mark.slow
 def test_a_first_release_of_kernels_is_whole_and_passes_the_checks(clone):
     status, output = release(clone, "spec-kernels", "current")
