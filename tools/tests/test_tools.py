@@ -177,6 +177,26 @@ def test_layers_fail_on_a_dependency_against_the_stream(package, tmp_path):
     )
 
 
+def test_layers_fail_on_an_example_that_needs_more_than_it_shows(package, tmp_path):
+    package("spec-core", needs=["mlx"])
+    folder = tmp_path / "examples"
+    folder.mkdir()
+    (folder / "plain.py").write_text("import json\nimport mlx.core as mx\nimport spec_core\n")
+    (folder / "other.py").write_text("import plain\nfrom mlx_lm.utils import load\n")
+    assert run("layers.py", tmp_path) == (0, [])
+    (folder / "other.py").write_text("import plain\nfrom spec_targets import load_target\n")
+    (folder / "plain.py").write_text("def f():\n    import spec_core\n")
+    allowed = "['mlx', 'mlx_lm', 'mlx_vlm', 'spec_core', 'spec_drafters']"
+    assert run("layers.py", tmp_path) == (
+        1,
+        [
+            f'[layers] examples/other.py:2 imports "spec_targets". Examples need only {allowed}.',
+            '[layers] examples/plain.py:2 imports "spec_core" inside a function. '
+            "Move it to the top.",
+        ],
+    )
+
+
 def test_layers_fail_on_a_circle(package, tmp_path):
     package("spec-b", needs=["spec-c"])
     package("spec-c", needs=["spec-a>=0.1"])
@@ -243,6 +263,17 @@ def test_a_test_file_is_measured_too_and_a_hidden_folder_is_not(package, tmp_pat
     status, lines = run("sizes.py", tmp_path)
     assert (status, len(lines)) == (1, 1)
     assert "packages/spec-a/tests/test_a.py must have at most 600 lines" in lines[0]
+
+
+def test_an_example_of_141_lines_fails(package, tmp_path):
+    package("spec-a")
+    (tmp_path / "examples").mkdir()
+    path = tmp_path / "examples" / "long.py"
+    path.write_text("x = 1\n" * 140)
+    assert run("sizes.py", tmp_path) == (0, [])
+    path.write_text("x = 1\n" * 141)
+    expected = "[sizes] examples/long.py must have at most 140 lines, got 141. Split it."
+    assert run("sizes.py", tmp_path) == (1, [expected])
 
 
 def test_a_readme_of_81_lines_fails(package, tmp_path):

@@ -185,6 +185,18 @@ def test_foreign_hosts_and_pages_are_turned_away(server):
     assert form.status_code == 400  # what a page may send without asking
 
 
+def test_a_server_listens_on_loopback_unless_told_otherwise(server, load_tiny):
+    assert Settings().host == "127.0.0.1" and server.url.startswith("http://127.0.0.1:")
+    assert not server.is_public and Server(load_tiny(), Settings(host="0.0.0.0")).is_public
+
+
+def test_bound_everywhere_addresses_pass_and_names_do_not(load_tiny):
+    with Server(load_tiny(), Settings(host="0.0.0.0", port=0)) as running:
+        url = f"http://127.0.0.1:{running.url.rsplit(':', 1)[1]}/v1/models"
+        for host, status in (("10.1.2.3:8080", 200), ("[fe80::1]", 200), ("evil.example", 403)):
+            assert httpx.get(url, headers={"host": host}).status_code == status
+
+
 @pytest.fixture(scope="module")
 def guarded(load_tiny):
     settings = Settings(

@@ -10,6 +10,7 @@ import click
 from spec_cli import env
 from spec_cli.commands.benchmark import benchmark
 from spec_cli.commands.calibrate import calibrate
+from spec_cli.commands.chat import chat
 from spec_cli.commands.convert import convert
 from spec_cli.commands.doctor import doctor
 from spec_cli.commands.eval import evaluate
@@ -25,7 +26,7 @@ def cli() -> None:
     """Speculative decoding on MLX: the target's own output, sooner."""
 
 
-for command in (generate, serve, benchmark, calibrate, evaluate, models, doctor, convert):
+for command in (generate, chat, serve, benchmark, calibrate, evaluate, models, doctor, convert):
     cli.add_command(command)
 
 

@@ -73,6 +73,35 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
         _stdout.print(view)
 
 
+def interactive() -> bool:
+    """Whether somebody types at a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty()  # pyright: ignore[reportUnnecessaryComparison]
+
+
+def ask(prompt: str) -> str | None:
+    """One line from stdin without its end, asked for at a terminal alone; None at the end.
+
+    Raises:
+        SpecError: stdin is closed.
+        UnicodeDecodeError: its bytes are no text.
+    """
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
+        raise SpecError("[input] Standard input must be open, and is closed. Redirect it.")
+    if interactive() and sys.stdout is not None and sys.stdout.isatty():  # pyright: ignore[reportUnnecessaryComparison]
+        with suppress(ImportError):
+            import readline  # noqa: F401  makes input() edit lines and remember them; not on Windows
+        try:
+            return input(prompt)
+        except EOFError:
+            end_stream()
+            return None
+    if interactive():
+        with suppress(OSError):
+            click.echo(prompt, err=True, nl=False)
+    line = sys.stdin.readline()
+    return line.removesuffix("\n").removesuffix("\r") if line else None
+
+
 def lines(items: list[str]) -> None:
     """Plain lines to stdout."""
     _write("".join(f"{item}\n" for item in items))

@@ -26,11 +26,14 @@ _FAST_BLAS = ("openblas", "spec_blas", "mkl_rt", "blis")
 
 
 @click.command()
+@click.option("--probe", is_flag=True, help="Try every kernel and compare ids: a page to paste.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
-def doctor(as_json: bool) -> None:
+def doctor(probe: bool, as_json: bool) -> None:
     """Show the machine, the backend and the versions; exit 1 when there is a problem."""
     report = examine()
-    if as_json:
+    if probe:
+        _probe(report, as_json)
+    elif as_json:
         render.one_json(report)
     else:
         rows = [[key, str(value)] for key, value in report["machine"].items()]
@@ -46,6 +49,20 @@ def doctor(as_json: bool) -> None:
         render.lines([f"note: {text}" for text in report["notes"]])
         render.lines([f"problem: {text}" for text in report["problems"]] or ["no problems found"])
     if report["problems"]:
+        raise click.exceptions.Exit(1)
+
+
+def _probe(examined: dict[str, Any], as_json: bool) -> None:
+    """Everything that can be tried, as one page or object; exit 1 when something fails."""
+    from spec_cli.probe import page, report_of
+
+    with render.progress("probing", unit="probes") as step:
+        report = report_of(examined, lambda done: step(done, None))
+    if as_json:
+        render.one_json(report)
+    else:
+        render.lines(page(report))
+    if report["counts"]["fail"]:
         raise click.exceptions.Exit(1)
 
 

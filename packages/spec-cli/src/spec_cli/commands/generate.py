@@ -17,6 +17,7 @@ from spec_cli.commands.options import (
     refuse_unused,
     sampling_of,
     sampling_options,
+    texts_of,
     wish_of,
 )
 
@@ -43,11 +44,6 @@ def _read_stdin() -> str:
         raise click.UsageError(f"Standard input must be readable text: {error}") from None
 
 
-def _is_text(value: str | None) -> bool:
-    """False where bytes of an argument are not UTF-8."""
-    return value is None or value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
-
-
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("--prompt", "prompt_option", help="The same as PROMPT.")
@@ -71,10 +67,7 @@ def generate(prompt: str | None, prompt_option: str | None, **options: Any) -> N
     text = read_prompt(prompt if prompt is not None else prompt_option or "")
     if not text.strip():
         raise click.UsageError("The prompt must hold some text, got none.")
-    if not all(_is_text(each) for each in (text, options["system"], *options["stop"])):
-        raise click.UsageError("The prompt, --system and --stop must be UTF-8, got other bytes.")
-    if "" in options["stop"]:
-        raise click.UsageError("--stop must have at least one character, got none.")
+    texts_of(options, text)
     refuse_unused(options, options["mode"])
     sampling = sampling_of(options)
     opened = open_target(options, split=True)

@@ -124,6 +124,15 @@ def sampling_of(options: dict[str, Any]) -> Any:
         raise click.UsageError(str(error)) from None
 
 
+def texts_of(options: dict[str, Any], *texts: str) -> None:
+    """Refuse texts that are no Unicode, and empty stop strings."""
+    given = (*texts, options["system"] or "", *options["stop"])
+    if any("\ud800" <= c <= "\udfff" for text in given if not text.isascii() for c in text):
+        raise click.UsageError("The prompt, --system and --stop must be UTF-8, got other bytes.")
+    if "" in options["stop"]:
+        raise click.UsageError("--stop must have at least one character, got none.")
+
+
 def refuse_unused(options: dict[str, Any], *modes: str) -> None:
     """Refuse drafter options where no mode has a drafter with weights to take them."""
     if any(mode not in _WITHOUT_WEIGHTS for mode in modes):
