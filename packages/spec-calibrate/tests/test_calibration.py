@@ -41,7 +41,7 @@ def test_a_damaged_file_is_remarked_on_once_and_healed(tmp_path: Path):
     assert len(damage) == 1 and "measured again" in damage[0]
     remarks.clear()
     assert load_or_measure(_pair(), KEY, store=store, notify=remarks.append, **FAST).cached
-    assert remarks == []
+    assert not [remark for remark in remarks if "is not used" in remark]
 
 
 def test_without_a_place_to_store_it_works_with_a_remark(tmp_path: Path):
