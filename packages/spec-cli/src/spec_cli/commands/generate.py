@@ -123,7 +123,8 @@ def _answer(
         render.end_stream()
         if options["stats"]:
             line = render.stats_line(stats, mode, drafter)
-            render.note(" · ".join([line, *caps.remarks(cap)]))
+            remarks = [*caps.remarks(cap), *caps.kernel_remarks(pair.target)]
+            render.note(" · ".join([line, *remarks]))
         return
     render.one_json(
         {
