@@ -76,6 +76,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--bits", type=int, default=8, help="of the drafter")
     parser.add_argument("--mode", default="dspark")
     parser.add_argument("--caps", default="1,2,3,5,full", help="fixed caps besides 0")
+    parser.add_argument("--set", action="append", help="only this prompt set; repeatable")
     parser.add_argument("--limit", type=int, default=3, help="prompts per set")
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--trials", type=int, default=3)
@@ -87,6 +88,8 @@ def race(pair: Pair, lanes: dict[str, Cap], options: argparse.Namespace) -> list
     """Every lane on every prompt; a row per prompt set."""
     sets: dict[str, list[list[int]]] = defaultdict(list)
     for prompt in read_prompts(BUNDLED):
+        if options.set and prompt.task not in options.set:
+            continue
         if len(sets[prompt.task]) < options.limit:
             sets[prompt.task].append(prompt.encode(pair.tokenizer, raw=False))
     rng, rows = random.Random(0), []
