@@ -1,4 +1,7 @@
-"""Every "yes" in the README's tables names a test that exists; every named test backs a "yes"."""
+"""Every "yes" in the README's tables names a test that exists; every named test backs a "yes".
+
+And every figure in its table of measurements stands on the page that the row links to.
+"""
 
 import ast
 import re
@@ -59,6 +62,24 @@ def named_in(path: str) -> tuple[frozenset[str], frozenset[str]]:
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CLAIMS = claims(README)
 PROOFS = {k: v for page in PAGES for k, v in proofs((ROOT / page).read_text("utf-8")).items()}
+
+
+def figures() -> list[tuple[str, str, str]]:
+    """(figure, page, row) of the README's measurements; "the same" is the page of the row before."""
+    found: list[tuple[str, str, str]] = []
+    page = ""
+    for what, result, where in rows(README.split("## Measured", 1)[1].split("\n## ", 1)[0])[2:]:
+        linked = re.findall(r"\]\((docs/benchmarks/[^)]+)\)", where)
+        assert linked or where.startswith("the same"), f"{what} names no page"
+        page = linked[0] if linked else page
+        found += [(figure, page, what) for figure in re.findall(r"\d+(?:\.\d+)?", result)]
+    return found
+
+
+@pytest.mark.parametrize(("figure", "page", "what"), figures())
+def test_a_measured_figure_stands_on_its_page(figure, page, what):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", text), what
 
 
 def test_the_tables_are_read():
