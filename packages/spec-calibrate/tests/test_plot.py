@@ -10,7 +10,7 @@ from spec_calibrate.scenarios import DEEP, KNEE
 
 pytest.importorskip("matplotlib", reason="plots need the extra spec-calibrate[plot]")
 
-from spec_calibrate.plot import save_plot
+from spec_calibrate.plot import save_plot, save_race
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="needs the extra spec-calibrate[plot]"
@@ -67,3 +67,26 @@ def test_without_matplotlib_the_message_says_how_to_get_it(tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r'pip install "spec-calibrate\[plot\]"'):
         save_plot(CURVES, tmp_path / "plot.png")
+
+
+ROWS = [
+    {"mode": mode, "prompts": name, "speedup": speedup, "tokens_per_second": 100.0 * (speedup or 0)}
+    for name, pair in {"code": (1.0, 2.5), "copy": (1.0, None)}.items()
+    for mode, speedup in zip(("baseline", "dspark"), pair, strict=True)
+]
+
+
+@needs_matplotlib
+def test_a_race_names_its_sets_modes_axes_and_speeds(tmp_path: Path):
+    path = tmp_path / "race.svg"
+    save_race(ROWS, path, title="toy race")
+    texts = _texts(path)
+    words = ("toy race", "code", "copy", "baseline", "dspark", "250", "speed / plain decoding")
+    for word in (*words, "prompt set (numbers on the bars: tokens per second)"):
+        assert word in texts
+
+
+@needs_matplotlib
+def test_a_race_refuses_another_kind_of_file(tmp_path: Path):
+    with pytest.raises(ValueError, match=r'must end in \.png or \.svg, got "race\.gif"'):
+        save_race(ROWS, tmp_path / "race.gif")

@@ -39,6 +39,21 @@ def test_benchmark_races_lookup_against_baseline(spec, tiny_folder, prompt_file)
     assert report["rows"][1]["acceptance_length"] > 1  # otherwise nothing was shown
 
 
+def test_benchmark_draws_its_race(spec, tiny_folder, prompt_file, tmp_path):
+    plot = tmp_path / "race.svg"
+    arguments = (
+        "benchmark", "--model", tiny_folder, "--mode", "lookup", "--prompts", prompt_file,
+        "--max-tokens", 8, "--trials", 1, "--max-draft", "full", "--json", "--plot",
+    )  # fmt: skip
+    code, out, err = spec(*arguments, plot)
+    assert code == 0 and f"plot: {plot}" in err
+    assert json.loads(out)["rows"]
+    drawn = plot.read_text()
+    assert all(word in drawn for word in ("one", "two", "lookup", "baseline"))
+    code, out, err = spec(*arguments, tmp_path / "race.gif")
+    assert (code, out) == (2, "") and "must end in .png or .svg" in err
+
+
 def test_a_race_says_so_when_ids_differ(monkeypatch):
     answers = {"baseline": [(1, 2)] * 3, "same": [(1, 2)] * 3, "other": [(1, 2), (1, 2), (1, 3)]}
 

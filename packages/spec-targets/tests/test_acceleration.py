@@ -1,16 +1,12 @@
 """The kernels of a loaded target: the forward that is raced, and the watchdog's eyes."""
 
-from types import SimpleNamespace
-
 import mlx.core as mx
 import pytest
 
-from spec_core import Pair, generate
 from spec_kernels import Installed, installation
 from spec_kernels.hardware import this_device
 from spec_kernels.layers import Switch
-from spec_targets import acceleration, load_target
-from spec_targets.acceleration import watched
+from spec_targets import acceleration, base, load_target
 
 
 def installed_kernels():
@@ -44,23 +40,40 @@ def test_the_raced_forward_leaves_its_cache_as_it_was(checkpoint, monkeypatch):
     assert mx.array_equal(got, want)
 
 
-def test_a_stalled_verify_is_seen_through_the_rounds():
-    target = SimpleNamespace(kernels=installed_kernels())
-    rounds = [SimpleNamespace(kind="prefill", elapsed_s=99.0)]
-    rounds += [SimpleNamespace(kind="plain", elapsed_s=0.05)] * 20
-    assert list(watched(rounds, target)) == rounds
+def test_a_stalled_block_turns_the_kernels_off(make_target, monkeypatch):
+    """Between the forward and the commit the outcome was read, so a stall shows there."""
+    target, now = make_target("llama"), [0.0]
+    target.kernels = installed_kernels()
+    monkeypatch.setattr(base.time, "perf_counter", lambda: now[0])
+    cache = target.make_cache()
+    target.prefill([1, 2, 3], cache)
+
+    def round_of(rows, seconds):
+        target.verify(mx.arange(rows, dtype=mx.int32), cache)
+        now[0] += seconds
+        target.commit(cache, 1)
+
+    round_of(1, 99.0)  # a single row may have waited for whoever reads the text
+    for _ in range(20):
+        round_of(4, 0.05)
     assert target.kernels.report().reason == "known"
-    stalled = [*rounds[-10:], SimpleNamespace(kind="verify", elapsed_s=5.0)]
-    assert list(watched(stalled, target)) == stalled
+    round_of(4, 5.0)
     assert "a verify took 5.00 s" in target.kernels.report().reason
 
 
-def test_a_target_of_somebody_else_is_left_alone(checkpoint):
-    target, _ = load_target(checkpoint())
-    pair = Pair(target, None)
-    plain = [r.tokens for r in generate(pair, [1, 2, 3], max_tokens=6)]
-    foreign = SimpleNamespace()
-    assert [r.tokens for r in watched(generate(pair, [1, 2, 3], max_tokens=6), foreign)] == plain
+def test_a_stalled_batch_turns_them_off_too(make_target, monkeypatch):
+    target, now = make_target("llama"), [0.0]
+    target.kernels = installed_kernels()
+    monkeypatch.setattr(base.time, "perf_counter", lambda: now[0])
+    caches = [target.make_cache() for _ in range(2)]
+    for cache in caches:
+        target.prefill([1, 2, 3], cache)
+    joined = target.join(caches)
+    for seconds in [0.05] * 20 + [5.0]:
+        target.verify_rows(mx.zeros((2, 3), mx.int32), joined)
+        now[0] += seconds
+        target.commit_rows(joined, [1, 1])
+    assert "a verify took 5.00 s" in target.kernels.report().reason
 
 
 @pytest.mark.parametrize("mode", ["auto", "on", "off"])

@@ -1,9 +1,10 @@
-"""A picture of a calibration: verify by width, draft by cap, expected speedup by cap.
+"""Pictures: of a calibration (verify by width, draft and expected speedup by cap), and of a race.
 
 Needs the extra `plot` (matplotlib), imported when a picture is asked for. Knows nothing about how
-the curves were measured.
+the figures were measured.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ FORMATS = (".png", ".svg")
 _BLUE, _ORANGE, _GREEN, _GREY, _RED = "#1f5f99", "#c8641e", "#2f7d4f", "#777777", "#b3261e"
 _COLOURS = (_BLUE, "#6aa5d8", "#9ec9ee")
 _SOURCES = (_ORANGE, _GREEN, _BLUE)
+_MODES = (_GREY, _BLUE, _ORANGE, _GREEN, "#7a5195", _RED)
 _LEVELS = ((0.5, ":"), (0.9, "--"))  # acceptance rates shown for comparison
 
 
@@ -30,6 +32,53 @@ def save_plot(curves: Curves, path: Path, *, title: str = "") -> None:
         ValueError: the suffix is another one.
         ImportError: matplotlib is not installed; the message says how to get it.
     """
+    figure = _figure(path, 14, title)
+    left, middle, right = figure.subplots(1, 3, gridspec_kw={"wspace": 0.06})
+    _draw_verify(left, curves)
+    _draw_draft(middle, curves)
+    _draw_speedup(right, curves)
+    for axes in (left, middle, right):
+        _tidy(axes)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    figure.savefig(path, dpi=130)
+
+
+def save_race(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> None:
+    """Draw the rows of `spec benchmark --json` into a file: speedup by prompt set and mode.
+
+    Args:
+        rows: One per mode and prompt set, with `mode`, `prompts`, `speedup` (None where nothing was
+            decoded) and `tokens_per_second`.
+        path: As for `save_plot`, also in what it raises.
+        title: Heading, such as model and device.
+    """
+    sets = list(dict.fromkeys(row["prompts"] for row in rows))
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    figure = _figure(path, max(7.0, 1.6 * len(sets) + 0.5 * len(sets) * len(modes)), title)
+    axes = figure.subplots()
+    width = 0.84 / len(modes)
+    for n, mode in enumerate(modes):
+        found = {row["prompts"]: row for row in rows if row["mode"] == mode}
+        at = [s + (n - (len(modes) - 1) / 2) * width for s in range(len(sets))]
+        heights = [found[name]["speedup"] or 0.0 for name in sets]
+        bars = axes.bar(at, heights, 0.92 * width, color=_MODES[n % len(_MODES)], label=mode)
+        texts = [f"{found[name]['tokens_per_second']:.0f}" for name in sets]
+        axes.bar_label(bars, texts, padding=2, fontsize=8)
+    axes.axhline(1.0, color="black", linewidth=1.0)
+    axes.set(
+        xlabel="prompt set (numbers on the bars: tokens per second)",
+        ylabel="speed / plain decoding",
+        xticks=range(len(sets)),
+        xticklabels=sets,
+    )
+    axes.set_ylim(bottom=0, top=1.3 * max((row["speedup"] or 0.0 for row in rows), default=1.0))
+    axes.legend(loc="upper left", frameon=False, fontsize=9, ncols=min(len(modes), 5))
+    _tidy(axes)
+    figure.savefig(path, dpi=130)
+
+
+def _figure(path: Path, inches: float, title: str) -> Any:
+    """An empty figure of that width for a file of a known kind."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(
             f'[plot] The file must end in .png or .svg, got "{path.name}". Choose one of them.'
@@ -41,19 +90,16 @@ def save_plot(curves: Curves, path: Path, *, title: str = "") -> None:
             "[plot] Plots need matplotlib, which is not installed. "
             'Install it: pip install "spec-calibrate[plot]".'
         ) from None
-    figure = Figure(figsize=(14, 4.8), layout="constrained")
-    left, middle, right = figure.subplots(1, 3, gridspec_kw={"wspace": 0.06})
-    _draw_verify(left, curves)
-    _draw_draft(middle, curves)
-    _draw_speedup(right, curves)
-    for axes in (left, middle, right):
-        axes.grid(visible=True, color="#dddddd", linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+    figure = Figure(figsize=(inches, 4.8), layout="constrained")
     if title:
         figure.suptitle(title, fontsize=13, fontweight="bold")
-    figure.savefig(path, dpi=130)
+    return figure
+
+
+def _tidy(axes: Any) -> None:
+    axes.grid(visible=True, color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_verify(axes: Any, curves: Curves) -> None:

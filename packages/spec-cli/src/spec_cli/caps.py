@@ -108,6 +108,18 @@ def remarks(cap: Cap) -> list[str]:
     return [status.reason] if status is not None else []
 
 
+def kernel_remarks(target: Any) -> list[str]:
+    """Which few-row kernels compute, or why they stopped; nothing where there are none."""
+    installed = getattr(target, "kernels", None)
+    report = installed.report() if installed is not None else None
+    if report is None or not report.ops:
+        return []
+    if not report.on:
+        return [f"kernels off: {report.reason}"]
+    served = [f"{rows} rows" for arm, rows in report.arms.items() if arm != "stock"]
+    return [f"kernels: {', '.join(served) or 'attention'}"]
+
+
 def _fixed(n: int, key: str = "") -> Caps:
     return Caps(n, lambda: FixedCap(n), n, key)
 

@@ -4,13 +4,13 @@ Knows what a checkpoint's config says about attention and how to run a target's 
 else is spec-kernels' business.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from spec_core import LoadError, Round, Target
+from spec_core import LoadError
 from spec_kernels import ExactError, Installed, install
 from spec_kernels.installation import Mode
 
@@ -48,20 +48,6 @@ def install_kernels(
         )
     except ExactError as error:
         raise LoadError(str(error)) from error
-
-
-def watched(rounds: Iterable[Round], target: Target) -> Iterator[Round]:
-    """The same rounds; a verify that stalls turns the target's kernels off.
-
-    Args:
-        rounds: What `generate` yields.
-        target: The target of these rounds; one without kernels of ours is left alone.
-    """
-    installed = getattr(target, "kernels", None)
-    for round_ in rounds:
-        if isinstance(installed, Installed) and round_.kind != "prefill":
-            installed.observe(round_.elapsed_s)
-        yield round_
 
 
 def _forward_of(target: Any) -> Callable[[int], None]:

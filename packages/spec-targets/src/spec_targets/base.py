@@ -4,6 +4,7 @@ Knows nothing about drafts or sampling. A model family says where its parts are 
 cache entry says how it rolls back (`rollback`).
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +107,7 @@ class MlxTarget:
             self._kv_group_size = group_size_for(entries, model_type)
             self.kv_bits = kv_bits
             refuse_unreadable(model, self.make_cache().entries, ids, model_type)
+        self._began = 0.0  # when the open block was forwarded
         self._exact: tuple[str | None] | None = None
         self._batch: tuple[str | None] | None = None
 
@@ -168,6 +170,7 @@ class MlxTarget:
         done = self._forward(block, cache.entries, taps)
         cache.n_open = block.shape[0]
         cache.torn = False
+        self._began = time.perf_counter()
         return TargetOutput(done.logits, done.taps)
 
     def commit(self, cache: TargetCache, n_keep: int) -> None:
@@ -184,6 +187,7 @@ class MlxTarget:
             rollback.keep(n_rows, n_keep)
         cache.offset += n_keep
         cache.n_open = 0
+        self._watch(n_rows)
 
     # -- states to come back to ------------------------------------------------------------------
 
@@ -255,11 +259,15 @@ class MlxTarget:
         self, blocks: mx.array, cache: BatchCache, *, taps: Sequence[int] = ()
     ) -> TargetOutput:
         """Forward blocks (B, T) and leave them open: logits (B, T, V), taps (B, T, H)."""
-        return batching.verify_rows(self._forward_rows, blocks, cache, taps)
+        output = batching.verify_rows(self._forward_rows, blocks, cache, taps)
+        self._began = time.perf_counter()
+        return output
 
     def commit_rows(self, cache: BatchCache, n_keep: Sequence[int]) -> None:
         """Close the blocks; row b keeps its first `n_keep[b]` positions."""
+        n_rows = cache.n_open
         batching.commit_rows(cache, n_keep)
+        self._watch(n_rows)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """Rows of the raw table: (T,) -> (T, H)."""
@@ -268,6 +276,14 @@ class MlxTarget:
     def unembed(self, hidden: mx.array) -> mx.array:
         """The raw head: (T, H) -> (T, V)."""
         return self._family.raw_head(self.model, hidden)
+
+    def _watch(self, n_rows: int) -> None:
+        """Tell the kernels' watchdog how long a block took from its forward to its commit.
+
+        A step of one row is left out: it may have waited for whoever reads the text.
+        """
+        if self.kernels is not None and n_rows > 1:
+            self.kernels.observe(time.perf_counter() - self._began)
 
     def _forward_rows(
         self, blocks: mx.array, entries: list[Any], taps: Sequence[int]

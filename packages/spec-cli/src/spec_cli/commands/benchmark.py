@@ -17,6 +17,7 @@ from spec_cli.commands.options import (
     sampling_options,
     wish_of,
 )
+from spec_cli.commands.plots import check_plot, draw, plot_option
 from spec_cli.prompts import BUNDLED, read_prompts
 
 
@@ -38,12 +39,14 @@ from spec_cli.prompts import BUNDLED, read_prompts
 @click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True)
 @click.option("--trials", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--raw", is_flag=True, help="Prompts as they stand, without a chat template.")
+@plot_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 def benchmark(modes: tuple[str, ...], drafters: tuple[str, ...], **options: Any) -> None:
     """Race modes against plain decoding on prompt sets."""
     from spec_cli.measure import race
     from spec_core import Sampling
 
+    check_plot(options["plot"])
     refuse_unused(options, *(modes or ("auto",)), *("auto" for _ in drafters))
     sampling = sampling_of(options)
     prompts = _chosen(options)
@@ -62,6 +65,12 @@ def benchmark(modes: tuple[str, ...], drafters: tuple[str, ...], **options: Any)
             sampling=sampling,
             on_step=step,
         )
+    if options["plot"] is not None:
+        from spec_calibrate.plot import save_race
+
+        found = machine.describe()
+        where = found.get("device", f"a CPU, {found['system']}")
+        draw(save_race, rows, options["plot"], f"{opened.name} on {where}")
     if options["as_json"]:
         settings = {name: options[name] for name in ("max_tokens", "trials", "limit", "max_draft")}
         settings |= {name: getattr(sampling, name) for name in Sampling.__slots__}

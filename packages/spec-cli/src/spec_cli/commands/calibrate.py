@@ -15,7 +15,7 @@ from spec_cli.commands.options import (
     open_target,
     wish_of,
 )
-from spec_core import SpecError
+from spec_cli.commands.plots import check_plot, draw, plot_option
 
 
 @click.command()
@@ -23,9 +23,7 @@ from spec_core import SpecError
 @click.option("--mode", type=click.Choice(MODES[:-1]), default="auto", show_default=True)
 @drafter_option
 @drafter_options
-@click.option(
-    "--plot", type=click.Path(path_type=Path), help="Draw the curves into a .png or .svg file."
-)
+@plot_option
 @click.option("--clear", is_flag=True, help="Forget every stored calibration instead.")
 @click.option("--cached", is_flag=True, help="Show the stored calibration if there is one.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
@@ -38,40 +36,20 @@ def calibrate(plot: Path | None, clear: bool, cached: bool, as_json: bool, **opt
         else:
             render.lines([f"{n_gone} calibrations deleted from {folder}"])
         return
-    _check_plot(plot)
+    check_plot(plot)
     opened = open_target(options)
     pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
     found = caps.calibration_of(opened, pair, options, anew=not cached)
     mode, drafter = names_of(pair.drafter)
     title = f"{opened.name}, {drafter or mode}"
     if plot is not None:
-        _draw(found.curves, plot, f"{title} on {found.key.device}")
+        from spec_calibrate.plot import save_plot
+
+        draw(save_plot, found.curves, plot, f"{title} on {found.key.device}")
     if as_json:
         render.one_json(found.to_json())
     else:
         _show(title, found)
-
-
-def _check_plot(plot: Path | None) -> None:
-    """Refuse a plot that could not be written before anything is measured."""
-    if plot is None:
-        return
-    if plot.suffix.lower() not in (".png", ".svg"):
-        raise click.UsageError(f'--plot must end in .png or .svg, got "{plot.name}".')
-    if not plot.absolute().parent.is_dir():
-        raise click.UsageError(f'The folder of --plot must exist, got "{plot}".')
-
-
-def _draw(curves: Any, plot: Path, title: str) -> None:
-    from spec_calibrate.plot import save_plot
-
-    try:
-        save_plot(curves, plot, title=title)
-    except ImportError as error:
-        raise SpecError(str(error)) from None
-    except OSError as error:
-        raise SpecError(f'[plot] "{plot}" cannot be written: {error}.') from None
-    render.note(f"plot: {plot}")
 
 
 def _show(title: str, found: Any) -> None:

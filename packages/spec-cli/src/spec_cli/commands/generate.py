@@ -100,21 +100,19 @@ def _answer(
 
     from spec_core import StatsMeter
     from spec_core import generate as rounds
-    from spec_targets.acceleration import watched
 
     as_json, cap = options["as_json"], chosen.make()
     mode, drafter = names_of(pair.drafter)
     mx.reset_peak_memory()
     meter, tokens, pieces = StatsMeter(), [], []
-    running = rounds(
+    for round_ in rounds(
         pair,
         ids,
         max_tokens=options["max_tokens"],
         sampling=sampling,
         cap=cap,
         stop_strings=options["stop"],
-    )
-    for round_ in watched(running, pair.target):
+    ):
         meter.add(round_)
         tokens += round_.tokens
         pieces.append(round_.text)
@@ -125,7 +123,8 @@ def _answer(
         render.end_stream()
         if options["stats"]:
             line = render.stats_line(stats, mode, drafter)
-            render.note(" · ".join([line, *caps.remarks(cap)]))
+            remarks = [*caps.remarks(cap), *caps.kernel_remarks(pair.target)]
+            render.note(" · ".join([line, *remarks]))
         return
     render.one_json(
         {
