@@ -65,7 +65,7 @@ PROOFS = {k: v for page in PAGES for k, v in proofs((ROOT / page).read_text("utf
 
 
 def figures() -> list[tuple[str, str, str]]:
-    """(figure, page, row) of the README's measurements; "the same" is the page of the row before."""
+    """(figure, page, row) of the README's measurements; "the same": the page of the row before."""
     found: list[tuple[str, str, str]] = []
     page = ""
     for what, result, where in rows(README.split("## Measured", 1)[1].split("\n## ", 1)[0])[2:]:
