@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from spec_calibrate import Calibration, CapController, Key, Store, calibrate, load_or_measure
+from spec_calibrate.samples import UNKNOWN_NOISE
 from spec_calibrate.scenarios import KNEE
 from spec_core import Pair, generate
 from spec_core.toys import ToyDrafter, ToyTarget
@@ -77,6 +78,15 @@ def test_a_noisy_measurement_is_flagged_and_remarked_on(tmp_path: Path, monkeypa
     calibrate(_pair(), KEY, store=Store(tmp_path), notify=remarks.append)  # one call measures anew
     assert not load_or_measure(_pair(), KEY, store=Store(tmp_path), notify=remarks.append).noisy
     assert remarks == []
+
+
+def test_a_machine_too_slow_to_repeat_itself_is_not_called_noisy_by_a_number(tmp_path, monkeypatch):
+    unknown = replace(KNEE.curves(4), noise=UNKNOWN_NOISE)
+    monkeypatch.setattr("spec_calibrate.calibration.measure", lambda *args, **kwargs: unknown)
+    remarks: list[str] = []
+    assert calibrate(_pair(), KEY, store=Store(tmp_path), notify=remarks.append).noisy
+    (said,) = remarks
+    assert "must be timed three times" in said and "%" not in said
 
 
 def test_the_json_has_the_promised_keys():

@@ -1,6 +1,6 @@
 import pytest
 
-from spec_calibrate.samples import Samples, doubling, widths_to_measure
+from spec_calibrate.samples import UNKNOWN_NOISE, Samples, doubling, widths_to_measure
 
 
 def test_every_width_up_to_nine_is_measured_then_the_edges():
@@ -24,7 +24,7 @@ def test_medians_and_spreads_are_by_place():
 
 
 def test_the_noise_of_two_passes_is_not_known():
-    assert Samples({1: [1.0, 1.0]}).noise == 0.5
+    assert Samples({1: [1.0, 1.0]}).noise == UNKNOWN_NOISE
 
 
 def test_a_curve_rises_where_medians_fall_within_their_spread():

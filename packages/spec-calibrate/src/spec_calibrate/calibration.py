@@ -13,6 +13,7 @@ from spec_calibrate.curves import Curves, knee
 from spec_calibrate.expected import Choice, best_cap, speedups
 from spec_calibrate.keys import Key
 from spec_calibrate.measure import NOISY, measure
+from spec_calibrate.samples import UNKNOWN_NOISE
 from spec_calibrate.store import Store
 from spec_core import Pair
 
@@ -119,7 +120,12 @@ def load_or_measure(
 
 
 def _remark_on_noise(found: Calibration, notify: Callable[[str], None]) -> None:
-    if found.noisy:
+    if found.curves.noise == UNKNOWN_NOISE:
+        notify(
+            "[calibrate] Every width must be timed three times to tell how far times agree, and "
+            "this machine was too slow for that. Run spec calibrate when it has nothing else to do."
+        )
+    elif found.noisy:
         which = f"The stored ones of {found.created[:10]}" if found.cached else "Repeated ones"
         notify(
             f"[calibrate] Measurements must agree for a good cap. {which} differ by "

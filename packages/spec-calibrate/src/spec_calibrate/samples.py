@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from spec_calibrate.curves import Curve, smooth
 
-_UNKNOWN_NOISE = 0.5
+UNKNOWN_NOISE = 0.5
+"""Stands for a spread that too few passes cannot tell: as bad as measurements that disagree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,9 @@ class Samples:
 
     @property
     def noise(self) -> float:
-        """Typical spread, as a share of the time; _UNKNOWN_NOISE from fewer than three passes."""
+        """Typical spread, as a share of the time; UNKNOWN_NOISE from fewer than three passes."""
         if min(len(times) for times in self.seconds.values()) < 3:
-            return _UNKNOWN_NOISE
+            return UNKNOWN_NOISE
         pairs = zip(self.medians, self.spreads, strict=True)
         return statistics.median(spread / m if m > 0 else 0.0 for m, spread in pairs)
 

@@ -54,6 +54,8 @@ def calibrate(plot: Path | None, clear: bool, cached: bool, as_json: bool, **opt
 
 def _show(title: str, found: Any) -> None:
     """The table: a row per cap."""
+    from spec_calibrate.samples import UNKNOWN_NOISE
+
     data, curves = found.to_json(), found.curves
     depth, verify = curves.verify[0]
     source = curves.source
@@ -74,7 +76,7 @@ def _show(title: str, found: Any) -> None:
     lines = [
         f"acceptance by position: {acceptance}",
         f"knee of the verify: {data['knee'] or 'none'}; overhead {data['overhead_ms']:.2f} ms; "
-        f"spread {curves.noise:.0%}",
+        f"spread {'unknown' if curves.noise == UNKNOWN_NOISE else f'{curves.noise:.0%}'}",
         f"{'stored' if found.cached else 'measured'} {found.created} for {found.key.device}, "
         f"key {found.key.digest}",
     ]
