@@ -209,7 +209,14 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("block", [b for b in PYTHON if not b.mark("slow")], ids=_ids)
+def _slow_where_marked(blocks):
+    return [
+        pytest.param(b, id=_ids(b), marks=[pytest.mark.slow] if "slow" in b.marks else [])
+        for b in blocks
+    ]
+
+
+@pytest.mark.parametrize("block", _slow_where_marked(PYTHON))
 def test_python_runs_as_it_stands(block, stand_ins):
     if (reason := block.mark("not run")) is not None:
         pytest.skip(reason)
