@@ -140,3 +140,10 @@ def test_any_host_lets_no_page_without_an_origin_in(load_tiny):
         with socket.create_connection((host, int(port)), timeout=10) as line:
             line.sendall(b"GET /v1/models HTTP/1.1\r\nHost:\r\nOrigin: null\r\n\r\n")
             assert line.recv(100).startswith(b"HTTP/1.1 403 ")
+
+
+def test_a_grammar_that_tokens_cannot_follow_is_told_in_one_line(server):
+    tool = {"type": "function", "function": {"name": "</tool_call>"}}
+    answer = chat(server, tools=[tool], tool_choice="required", max_tokens=60)
+    assert answer.status_code == 400
+    assert message_of(answer).startswith("[grammar] ") and "\n" not in message_of(answer)
