@@ -49,6 +49,15 @@ def test_lists_of_prompts_are_echoed_each_with_its_own(client):
     assert len(ids.choices) == 2
 
 
+def test_the_text_of_ids_keeps_special_tokens_so_that_offsets_fit(client):
+    choice = complete(client, prompt=[0, 40, 1, 41], logprobs=0).choices[0]
+    assert choice.text.startswith("<|im_start|>") and "<|im_end|>" in choice.text
+    for token, at in list(zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True))[
+        :4
+    ]:
+        assert choice.text[at : at + len(token)] == token
+
+
 def test_logprobs_of_the_prompt_are_the_targets_own(client, folder):
     target, tokenizer = load_target(folder)
     ids = tokenizer.encode(PROMPT)

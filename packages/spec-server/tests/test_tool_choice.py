@@ -190,4 +190,60 @@ def test_marks_are_tokens_where_they_can_be_and_references_are_kept():
     tool = {"function": {"name": "f", "parameters": schema}}
     grammar = call_grammar(CallSyntax("tagged", ("<[1]>", "<[2]>")), [tool], one=True)
     inner = json.loads(grammar.split("call_0: %json ")[1])
-    assert inner["$defs"] == {"y": {}} and "one" not in grammar
+    arguments = inner["properties"]["arguments"]
+    assert {**schema, **arguments} == arguments and arguments["$id"] and "one" not in grammar
+
+
+LINKED = {
+    "properties": {
+        "v": {"enum": [1, 2]},
+        "w": {"$ref": "#/properties/v"},
+        "d": {"$ref": "#/$defs/kind"},
+        "next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
+    },
+    "required": ["v", "w", "d", "next"],
+    "additionalProperties": False,
+    "$defs": {"kind": {"enum": ["z"]}},
+}
+
+
+def is_linked(value):
+    return value is None or (
+        value.keys() == {"v", "w", "d", "next"}
+        and {value["v"], value["w"]} <= {1, 2}
+        and value["d"] == "z"
+        and is_linked(value["next"])
+    )
+
+
+def forced(server, parameters, **more):
+    body = {
+        "model": "m", "messages": [{"role": "user", "content": "Go."}], "max_tokens": 600,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}}, **more,
+    }  # fmt: skip
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("kind", "draft"), [("object", "draft-04/schema#"), (["object", "null"], "2020-12/schema")]
+)
+def test_references_mean_the_arguments_themselves(calling, kind, draft):
+    schema = {"$schema": f"http://json-schema.org/{draft}", **LINKED, "type": kind}
+    n_whole = 0
+    for seed in range(3):
+        answer = forced(calling, schema, temperature=1.0, seed=seed).json()
+        choice = answer["choices"][0]
+        if choice["finish_reason"] == "length":
+            continue
+        (call,) = choice["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        assert is_linked(arguments) and arguments is not None
+        n_whole += 1
+    assert n_whole
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, {"enum": [1, 2]}, {"type": "array"}])
+def test_arguments_that_can_be_no_object_are_refused(calling, schema):
+    answer = forced(calling, schema)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools"

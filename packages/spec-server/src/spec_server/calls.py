@@ -72,7 +72,11 @@ def call_grammar(
 
 
 def _rule(syntax: CallSyntax, i: int, function: dict[str, Any]) -> str:
-    schema = function.get("parameters") or ANY_OBJECT
+    # Under a name of its own its references mean itself, wherever it stands. Arguments are objects.
+    schema = {"$id": f"tool:{i}", **(function.get("parameters") or ANY_OBJECT)}
+    schema.pop("$schema", None)
+    if schema.get("type") != "object":
+        schema = {"allOf": [schema, ANY_OBJECT]}
     name = function["name"]
     if syntax.kind == "header":
         return f"call_{i}: {json.dumps(name)} {syntax.marks[1]} %json {_json(schema, spaced=True)}"
@@ -83,10 +87,6 @@ def _rule(syntax: CallSyntax, i: int, function: dict[str, Any]) -> str:
         "required": ["name", arguments],
         "additionalProperties": False,
     }
-    # References are resolved from the root.
-    for key in ("$defs", "definitions"):
-        if key in schema:
-            whole[key] = schema[key]
     return f"call_{i}: %json {_json(whole, spaced=True)}"
 
 

@@ -10,7 +10,7 @@ import hmac
 import ipaddress
 import json
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -93,7 +93,7 @@ class Gate:
     def _known_host(self, host: str) -> bool:
         if "*" in self._hosts:
             return True
-        name = urlsplit(f"//{host}").hostname if host else ""
+        name = _split(f"//{host}").hostname if host else ""
         if (name or "") in self._hosts:
             return True
         return self._bound_everywhere and _is_address(name or "")
@@ -104,7 +104,8 @@ class Gate:
 
     def _known_origin(self, origin: str, host: str) -> bool:
         allowed = self._settings.cors_origins
-        return origin in allowed or "*" in allowed or urlsplit(origin).netloc == host
+        own = bool(host) and _split(origin).netloc == host
+        return own or origin in allowed or "*" in allowed
 
     def _has_key(self, headers: Headers) -> bool:
         key = self._settings.api_key
@@ -117,6 +118,14 @@ class Gate:
         elif scheme.lower() == "basic":
             given = _password(token.strip())
         return hmac.compare_digest(given.encode(), key.encode())
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of an address; empty ones where it is none."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
 
 
 def _password(token: str) -> str:

@@ -123,9 +123,9 @@ class Prompter:
             return tuple(self.words.encode(text))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; special tokens give nothing."""
+        """Text of ids, special tokens as they are spelled."""
         with self._lock:
-            return self.words.decode(ids)
+            return self.words.decode_all(ids)
 
     def after_reasoning(self) -> tuple[int, ...]:
         """Ids of the mark that ends the reasoning; empty without."""

@@ -73,6 +73,7 @@ def _call(found: Any, tools: Sequence[dict[str, Any]]) -> ToolCall:
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise ValueError("a call needs a name and an object of arguments")
     arguments = _typed(arguments, _properties(name, tools))
+    check_unicode([name, arguments])
     return ToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
@@ -96,6 +97,15 @@ def _typed(arguments: dict[str, Any], properties: dict[str, Any]) -> dict[str, A
     return result
 
 
+def check_unicode(value: Any) -> None:
+    """See that parsed JSON can be written as UTF-8: an escape may be half of a surrogate pair.
+
+    Raises:
+        UnicodeEncodeError: it cannot.
+    """
+    json.dumps(value, ensure_ascii=False).encode()
+
+
 def history_arguments(arguments: Any, where: str) -> dict[str, Any]:
     """The arguments of a call of an earlier turn, as chat templates take them.
 
@@ -107,6 +117,7 @@ def history_arguments(arguments: Any, where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
+            check_unicode(arguments)
         except (ValueError, RecursionError) as error:
             raise Refusal(
                 f"{where} must be a JSON object, got text that is not JSON ({error}).", param=where

@@ -61,6 +61,12 @@ class Words:
             clean_up_tokenization_spaces=False,
         )
 
+    def decode_all(self, tokens: Sequence[int]) -> str:
+        """Text of ids, special tokens included."""
+        return self._tokenizer.decode(
+            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
     def token_text(self, token: int) -> str:
         """Text of one id; part of a character appears as U+FFFD."""
         return self._tokenizer.decode([token], skip_special_tokens=False)

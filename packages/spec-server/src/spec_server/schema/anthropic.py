@@ -204,7 +204,6 @@ def messages_wish(body: MessagesBody, *, knows_effort: bool, reasons: bool) -> C
         stop=stops_of(body.stop_sequences, "stop_sequences"),
         stream=bool(body.stream),
         max_draft=extension.max_draft,
-        by_token=bool(extension.by_token),
         reasoning_tokens=_budget(thinking),
         one_call=chat.one_call,
         notices=notices,
@@ -281,6 +280,11 @@ def _tools(
             }
         )
     forced: tuple[str, ...] = ()
+    if choice is not None and choice.type != "tool" and choice.name is not None:
+        raise Refusal(
+            f'tool_choice.name: only for the type "tool", got "{choice.type}".',
+            param="tool_choice.name",
+        )
     if choice is not None and choice.type == "none":
         tools = []
     elif choice is not None and choice.type == "tool" and choice.name is None:

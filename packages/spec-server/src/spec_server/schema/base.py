@@ -43,7 +43,6 @@ class Extension(Strict):
     """The server's own settings of a request."""
 
     max_draft: Annotated[int, Field(ge=0)] | None = None
-    by_token: bool | None = None
 
 
 class SchemaFormat(Strict):
@@ -140,9 +139,9 @@ def biases_of(logit_bias: dict[str, float] | None) -> tuple[tuple[int, float], .
     """
     result = []
     for key, value in (logit_bias or {}).items():
-        if not key.isdecimal():
+        if not (key.isascii() and key.isdecimal() and len(key) < 20 and str(int(key)) == key):
             raise Refusal(
-                f'"logit_bias" must have token ids as keys, got "{key}".', param="logit_bias"
+                f'"logit_bias" must have token ids as keys, got "{key[:40]}".', param="logit_bias"
             )
         if not -100 <= value <= 100:
             raise Refusal(

@@ -121,6 +121,12 @@ class TemplateArguments(Strict):
     enable_thinking: bool | None = None
 
 
+class ChatExtension(Extension):
+    """What a chat may set beside it."""
+
+    by_token: bool | None = None
+
+
 class Common(Strict):
     """Fields of both OpenAI endpoints."""
 
@@ -163,6 +169,7 @@ class ChatBody(Common):
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    x_spec: ChatExtension | None = None
 
 
 class CompletionBody(Common):
@@ -185,7 +192,6 @@ def wish_of(body: ChatBody | CompletionBody, **more: Any) -> Wish:
         stream=bool(body.stream),
         biases=biases_of(body.logit_bias),
         max_draft=extension.max_draft,
-        by_token=bool(extension.by_token),
         **more,
     )
 
@@ -204,6 +210,9 @@ def chat_wish(body: ChatBody, *, knows_effort: bool) -> ChatWish:
         raise Refusal('"stream_options" is only for "stream": true.', param="stream_options")
     if body.top_logprobs is not None and not body.logprobs:
         raise Refusal('"top_logprobs" needs "logprobs": true.', param="top_logprobs")
+    by_token = body.x_spec is not None and bool(body.x_spec.by_token)
+    if by_token and not body.stream:
+        raise Refusal('"x_spec.by_token" is only for "stream": true.', param="x_spec.by_token")
     limits = [x for x in (body.max_tokens, body.max_completion_tokens) if x is not None]
     tools, forced = _tools(body)
     thinking, effort = _thinking(body, knows_effort)
@@ -221,6 +230,7 @@ def chat_wish(body: ChatBody, *, knows_effort: bool) -> ChatWish:
         max_tokens=min(limits) if limits else None,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         one_call=chat.one_call,
+        by_token=by_token,
     )
     return ChatWish(chat, wish)
 
@@ -274,6 +284,12 @@ def tool_of(function: FunctionSpec) -> dict[str, Any]:
 
 def _schema(body: ChatBody) -> dict[str, Any] | None:
     shape = body.response_format
+    if shape is not None and shape.type != "json_schema" and shape.json_schema is not None:
+        raise Refusal(
+            '"response_format.json_schema" is only for the type "json_schema", got '
+            f'"{shape.type}".',
+            param="response_format",
+        )
     if shape is None or shape.type == "text":
         return None
     if shape.type == "json_object":
@@ -288,10 +304,18 @@ def _schema(body: ChatBody) -> dict[str, Any] | None:
 
 def _thinking(body: ChatBody, knows_effort: bool) -> tuple[bool | None, str | None]:
     """Whether to reason, and the effort for templates that know it."""
-    thinking = body.enable_thinking
-    if thinking is None and body.chat_template_kwargs is not None:
-        thinking = body.chat_template_kwargs.enable_thinking
     effort = body.reasoning_effort
+    variables = body.chat_template_kwargs or TemplateArguments()
+    said = {
+        "enable_thinking": body.enable_thinking,
+        "chat_template_kwargs": variables.enable_thinking,
+        "reasoning_effort": None if effort is None else effort != "none",
+    }
+    fields = [name for name, wants in said.items() if wants is not None]
+    if len({said[name] for name in fields}) > 1:
+        told = " and ".join(f'"{name}"' for name in fields)
+        raise Refusal(f"{told} must agree about reasoning.", param=fields[0])
+    thinking = said[fields[0]] if fields else None
     if effort is None:
         return thinking, None
     if effort == "none":

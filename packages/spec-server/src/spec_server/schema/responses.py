@@ -183,7 +183,6 @@ def responses_wish(body: ResponsesBody, *, knows_effort: bool) -> ChatWish:
         stream=bool(body.stream),
         top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
         max_draft=extension.max_draft,
-        by_token=bool(extension.by_token),
         one_call=body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool),
         notices=notices,
     )
@@ -211,6 +210,8 @@ def _tools(
             f'"tool_choice" of type "{choice.type}" is not supported by this server.',
             param="tool_choice",
         )
+    if isinstance(choice, NamedTool) and choice.name is None:
+        raise Refusal('"tool_choice" of type "function" needs "name".', param="tool_choice")
     tools: list[dict[str, Any]] = []
     notices: list[str] = []
     for i, tool in enumerate(body.tools or ()):
@@ -234,6 +235,11 @@ def _tools(
 
 def _schema(body: ResponsesBody) -> dict[str, Any] | None:
     shape = body.text.format if body.text is not None else None
+    if shape is not None and shape.type != "json_schema" and shape.schema_ is not None:
+        raise Refusal(
+            f'"text.format.schema" is only for the type "json_schema", got "{shape.type}".',
+            param="text.format",
+        )
     if shape is None or shape.type == "text":
         return None
     if shape.type == "json_object":

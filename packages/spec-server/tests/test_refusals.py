@@ -1,0 +1,149 @@
+"""Bodies and headers that no sane client sends are refused in words, never by a fault of ours."""
+
+import json
+import socket
+
+import httpx
+import pytest
+
+from spec_server import Server, Settings
+from spec_server.tools import call_parser
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+HALF = '"\\ud800x"'  # half of a surrogate pair: JSON, but no Unicode text
+TALK = [{"role": "user", "content": "hi"}]
+NAMED = {"type": "function", "function": {"name": "HALF"}}
+TOOL = {"type": "function", "function": {"name": "a", "description": "HALF"}}
+HALVES = [
+    (CHAT, {"messages": [{"role": "user", "content": "HALF"}]}),
+    (CHAT, {"messages": TALK, "stop": ["HALF"]}),
+    (CHAT, {"messages": TALK, "tools": [TOOL]}),
+    (CHAT, {"messages": TALK, "tools": [TOOL], "tool_choice": NAMED}),
+    (COMPLETIONS, {"prompt": "HALF"}),
+    (RESPONSES, {"input": "x", "metadata": {"a": "HALF"}}),
+    (RESPONSES, {"input": "x", "tools": [{"type": "HALF"}]}),
+    (MESSAGES, {"messages": TALK, "max_tokens": 2, "tools": [
+        {"name": "a", "input_schema": {"type": "object", "description": "HALF"}}]}),
+]  # fmt: skip
+
+
+def raw(server, route, body):
+    headers = {"content-type": "application/json"}
+    return httpx.post(f"{server.url}{route}", content=body, headers=headers, timeout=30)
+
+
+def chat(server, **fields):
+    body = {"model": "m", "messages": TALK, "max_tokens": 2, **fields}
+    return httpx.post(f"{server.url}{CHAT}", json=body, timeout=30)
+
+
+def message_of(answer):
+    return answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("route", "body"), HALVES)
+def test_half_a_surrogate_pair_is_refused_wherever_it_stands(server, route, body):
+    text = json.dumps({"model": "m", **body}).replace('"HALF"', HALF)
+    answer = raw(server, route, text)
+    assert answer.status_code == 400 and "must be Unicode" in message_of(answer)
+    whole = raw(server, route, text.replace("\\ud800", "\\ud83d\\ude00"))
+    assert "Unicode" not in whole.text and whole.status_code < 500
+
+
+def test_half_a_surrogate_pair_in_a_key_or_in_arguments(server):
+    twice = raw(server, CHAT, f"{{{HALF}: 1, {HALF}: 2}}")
+    assert twice.status_code == 400 and "must occur once" in message_of(twice)
+    call = {"function": {"name": "a", "arguments": f'{{"x": {HALF}}}'}}
+    turn = {"role": "assistant", "tool_calls": [call]}
+    answer = chat(server, messages=[*TALK, turn, {"role": "tool", "content": "1"}])
+    assert answer.status_code == 400 and "arguments" in message_of(answer)
+
+
+def test_a_call_that_no_answer_can_hold_stays_text():
+    tools = [{"type": "function", "function": {"name": "a"}}]
+    parse = call_parser(lambda body, tools: json.loads(body), tools)
+    assert parse(f'{{"name": "a", "arguments": {{"x": {HALF}}}}}') is None
+    assert parse(f'{{"name": {HALF}, "arguments": {{}}}}') is None
+    assert parse('{"name": "a", "arguments": {"x": "\\ud83d\\ude00"}}') is not None
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_json_does_not_have(server, number):
+    body = f'{{"model": "m", "input": "x", "tools": [{{"type": "t", "x": {number}}}]}}'
+    answer = raw(server, RESPONSES, body)
+    assert answer.status_code == 400 and f"got {number}" in message_of(answer)
+
+
+@pytest.mark.parametrize("key", ["9" * 5000, "07", "\u0663", "-1", "1.0"])
+def test_keys_of_a_bias_are_plain_ids(server, key):
+    answer = chat(server, logit_bias={"7": 1, key: 2})
+    assert answer.status_code == 400 and '"logit_bias"' in message_of(answer)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "json_schema"),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}},
+         "json_schema"),
+        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+         "chat_template_kwargs"),
+        ({"enable_thinking": True, "reasoning_effort": "none"}, "reasoning_effort"),
+        ({"x_spec": {"by_token": True}}, "by_token"),
+    ],
+)  # fmt: skip
+def test_fields_of_a_chat_that_contradict_each_other(server, fields, named):
+    answer = chat(server, **fields)
+    assert answer.status_code == 400 and named in message_of(answer)
+
+
+def test_fields_of_a_chat_that_say_the_same_twice(server):
+    same = {"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": False}}
+    assert chat(server, **same, reasoning_effort="none").status_code == 200
+
+
+FUNCTION = {"type": "function", "name": "a"}
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "named"),
+    [
+        (COMPLETIONS, {"prompt": "x", "x_spec": {"by_token": True}}, "by_token"),
+        (RESPONSES, {"input": "x", "x_spec": {"by_token": True}}, "by_token"),
+        (MESSAGES, {"messages": TALK, "max_tokens": 2, "x_spec": {"by_token": True}}, "by_token"),
+        (MESSAGES, {"messages": TALK, "max_tokens": 2, "tools": [
+            {"name": "a", "input_schema": {}}], "tool_choice": {"type": "auto", "name": "a"}},
+         "tool_choice.name"),
+        (RESPONSES, {"input": "x", "tools": [FUNCTION], "tool_choice": {"type": "function"}},
+         "tool_choice"),
+        (RESPONSES, {"input": "x", "text": {"format": {"type": "json_object", "schema": {}}}},
+         "text.format.schema"),
+    ],
+)  # fmt: skip
+def test_what_would_have_no_effect_is_refused_by_name(server, route, body, named):
+    answer = raw(server, route, json.dumps({"model": "m", **body}))
+    assert answer.status_code == 400 and named in message_of(answer)
+
+
+@pytest.mark.parametrize("header", ["Host: [", "Host: localhost\r\nOrigin: http://["])
+def test_addresses_that_are_none(server, header):
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as line:
+        line.sendall(f"GET /v1/models HTTP/1.1\r\n{header}\r\n\r\n".encode())
+        assert line.recv(100).startswith(b"HTTP/1.1 403 ")
+
+
+def test_any_host_lets_no_page_without_an_origin_in(load_tiny):
+    with Server(load_tiny(), Settings(port=0, allowed_hosts=("*",))) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as line:
+            line.sendall(b"GET /v1/models HTTP/1.1\r\nHost:\r\nOrigin: null\r\n\r\n")
+            assert line.recv(100).startswith(b"HTTP/1.1 403 ")
+
+
+def test_a_grammar_that_tokens_cannot_follow_is_told_in_one_line(server):
+    tool = {"type": "function", "function": {"name": "</tool_call>"}}
+    answer = chat(server, tools=[tool], tool_choice="required", max_tokens=60)
+    assert answer.status_code == 400
+    assert message_of(answer).startswith("[grammar] ") and "\n" not in message_of(answer)
