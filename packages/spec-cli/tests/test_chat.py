@@ -187,6 +187,18 @@ def test_exit_leaves_and_commands_are_obeyed(chat):
     assert unknown == 'No command "/quit". There are: /exit, /clear, /stats.'
 
 
+@pytest.mark.parametrize("line", ["/", "/exit now", "/clear all"])
+def test_a_command_with_more_words_is_not_sent_to_the_model(chat, line):
+    code, out, err = chat(f"{line}\n")
+    assert (code, out) == (0, "") and err.startswith(f'No command "{line}".')
+
+
+@pytest.mark.parametrize("name", ["--model", "--drafter"])
+def test_an_empty_name_is_a_usage_error(spec, name):
+    code, out, err = spec("generate", "Hi", name, "")
+    assert (code, out) == (2, "") and "must be a folder or an id, got an empty text" in err
+
+
 def test_a_message_may_begin_with_a_slash(chat):
     assert len(chat("/etc/hosts is what?\n")[1]) > 1
 
@@ -197,7 +209,7 @@ def test_a_message_may_begin_with_a_slash(chat):
         (None, 1, "[input] Standard input must be open"),
         (io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8"), 2, "must be readable text"),
         ("word " * 400, 1, "must be shorter than the model's context of 256 tokens"),
-        ("half \ud800 a pair", 1, "A text must be Unicode"),
+        ("half \ud800 a pair", 1, "A line must be UTF-8, got other bytes"),
         ("", 0, ""),
     ],
 )

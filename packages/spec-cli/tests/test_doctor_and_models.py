@@ -52,3 +52,11 @@ def test_models_lists_known_pairs_and_what_lm_studio_holds(spec, tmp_path, monke
     assert pairs["qwen3-4b"]["dspark"] == "deepseek-ai/dspark_qwen3_4b_block7"
     code, out, _ = spec("models")
     assert code == 0 and "known pairs" in out and "best cap reported" in out
+
+
+def test_a_cache_that_cannot_be_written_is_a_problem_with_its_remedy(spec, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    code, out, _ = spec("doctor", "--json")
+    [problem] = json.loads(out)["problems"]
+    assert code == 1 and "must be a writable folder" in problem and "SPEC_CACHE_DIR" in problem

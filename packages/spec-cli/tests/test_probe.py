@@ -125,3 +125,9 @@ def test_a_family_that_this_mlx_cannot_run_is_a_failure_not_an_error(spec, monke
     monkeypatch.setattr(probe, "FAMILIES", ("none_such",))
     code, _, found = probed(spec)
     assert code == 1 and found["tiny none_such"]["outcome"] == "fail"
+
+
+@pytest.mark.parametrize("path", ["/Users/Jane Doe/x y/spec", "C:\\Users\\Jane Doe\\x y\\spec"])
+def test_a_quoted_path_with_spaces_keeps_its_last_part_alone(path):
+    shown = probe.scrubbed(f'"{path}" must be a folder, got "a/b".')
+    assert shown == '"…/spec" must be a folder, got "a/b".'

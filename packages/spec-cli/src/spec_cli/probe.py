@@ -82,6 +82,8 @@ def report_of(examined: dict[str, Any], on_probe: Callable[[int], None]) -> dict
 def scrubbed(text: str) -> str:
     """The text on one line, with of every path its last part alone, and the home folder as ~."""
     text = " ".join(text.split()).replace(str(Path.home()), "~")
+    # Between quotes a path may hold spaces, of which its owner's name is often one.
+    text = re.sub(r'"(?:[A-Za-z]:|~)?[/\\][^"]*[/\\]([^"/\\]+)"', r'"…/\1"', text)
     folder = r"(?<![\w.)\]…])(?:[A-Za-z]:)?(?:~?[/\\])(?:[^\s\"':;,()<>/\\]+[/\\])+"
     return re.sub(folder, "…/", text)
 

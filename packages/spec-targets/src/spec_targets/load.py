@@ -193,7 +193,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise LoadError(f'[load] No folder "{folder}". Give a checkpoint folder.')
     if not path.is_file():
-        raise LoadError(f'[load] "{folder}" must hold a config.json, and does not.')
+        raise LoadError(
+            f'[load] "{folder}" must hold a config.json, and does not. '
+            "Give the folder of a checkpoint."
+        )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:

@@ -99,6 +99,8 @@ def _talk(conversation: Any, mode: str, drafter: str | None, stats: bool) -> boo
         if not line.strip() or _obeyed(conversation, line.strip(), mode, drafter):
             continue
         try:
+            if any("\ud800" <= c <= "\udfff" for c in line):  # how Python reads bytes in a C locale
+                raise TurnError("[input] A line must be UTF-8, got other bytes. Encode it so.")
             _answer(conversation, line)
         except TurnError as error:
             all_answered = False
@@ -140,7 +142,7 @@ def _obeyed(conversation: Any, line: str, mode: str, drafter: str | None) -> boo
         render.note("A new conversation.")
     elif line == "/stats":
         _note_all(conversation, mode, drafter)
-    elif re.fullmatch(r"/\w+", line):
+    elif re.fullmatch(r"/\w*", line) or line.split()[0] in COMMANDS:  # a command takes no words
         render.note(f'No command "{line}". There are: {", ".join(COMMANDS)}.')
     else:
         return False

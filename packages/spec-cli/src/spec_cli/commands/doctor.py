@@ -1,7 +1,9 @@
 """`spec doctor`: what this machine has, and what is wrong with it."""
 
+import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import click
@@ -91,6 +93,11 @@ def examine() -> dict[str, Any]:
     versions = {name: _version(name) for name in _PACKAGES}
     problems += [f'"{name}" is not installed.' for name, found in versions.items() if not found]
     cache = env.cache_dir()
+    if not _can_hold(cache):
+        problems.append(
+            f'"{cache}" must be a writable folder, and is not. '
+            "Name another cache in SPEC_CACHE_DIR."
+        )
     converted = cache / "converted"
     n_converted = sum(1 for p in converted.glob("*/config.json")) if converted.is_dir() else 0
     gguf = spec_demo.target_gguf()
@@ -131,6 +138,12 @@ def _kernels(backend: str) -> dict[str, Any]:
     rule, verdicts = rule_for(this_device()), env.kernel_verdicts()
     kept = str(verdicts) if verdicts.is_file() else None
     return {"allowed": rule.allowed, "reason": rule.reason, "verdicts": kept}
+
+
+def _can_hold(folder: Path) -> bool:
+    """Whether files can be written there, or the folder made; writes nothing."""
+    nearest = next(p for p in (folder, *folder.parents) if os.path.lexists(p))
+    return nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
 def _blas() -> str:

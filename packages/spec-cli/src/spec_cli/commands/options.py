@@ -29,6 +29,13 @@ class MaxDraft(click.ParamType):
         return int(value)
 
 
+def _named(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """An empty name is that of an unset variable in a script, not of the current folder."""
+    if value is not None and not value.strip():
+        raise click.BadParameter("must be a folder or an id, got an empty text. Leave it out.")
+    return value
+
+
 class Finite(click.FloatRange):
     """A number in a range; NaN is in none, and infinity is no number of anything here."""
 
@@ -44,7 +51,9 @@ class Finite(click.FloatRange):
 
 _MODEL = [
     click.option(
-        "--model", help="Folder, Hugging Face id, or gguf:FILE.  [default: the embedded one]"
+        "--model",
+        callback=_named,
+        help="Folder, Hugging Face id, or gguf:FILE.  [default: the embedded one]",
     ),
     click.option(
         "--kv-bits",
@@ -108,7 +117,9 @@ def _stacked(options: list[Any]) -> Callable[[Any], Any]:
 
 
 model_options = _stacked(_MODEL)
-drafter_option = click.option("--drafter", help="Folder or hub id of a drafter's weights.")
+drafter_option = click.option(
+    "--drafter", callback=_named, help="Folder or hub id of a drafter's weights."
+)
 drafter_options = _stacked(_DRAFTER)
 sampling_options = _stacked(_SAMPLING)
 
