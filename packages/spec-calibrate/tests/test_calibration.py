@@ -1,10 +1,12 @@
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from spec_calibrate import Calibration, CapController, Key, Store, calibrate, load_or_measure
+from spec_calibrate.curves import Curve
 from spec_calibrate.samples import UNKNOWN_NOISE
 from spec_calibrate.scenarios import KNEE
 from spec_core import Pair, generate
@@ -12,6 +14,10 @@ from spec_core.toys import ToyDrafter, ToyTarget
 
 KEY = Key(device="toy", system="os", mlx="0.32", model="toy")
 FAST = {"budget_s": 0.05}
+
+
+def _scaled(curve: Curve, factor: float) -> Curve:
+    return replace(curve, seconds=tuple(factor * s for s in curve.seconds))
 
 
 def _pair(max_draft: int = 4) -> Pair:
@@ -78,6 +84,46 @@ def test_a_noisy_measurement_is_flagged_and_remarked_on(tmp_path: Path, monkeypa
     calibrate(_pair(), KEY, store=Store(tmp_path), notify=remarks.append)  # one call measures anew
     assert not load_or_measure(_pair(), KEY, store=Store(tmp_path), notify=remarks.append).noisy
     assert remarks == []
+
+
+def test_a_noisy_measurement_is_made_again_on_later_occasions(tmp_path: Path, monkeypatch):
+    """Taken once while the machine was busy, it would park a good drafter for ever."""
+    store, made = Store(tmp_path), []
+    busy = replace(KNEE.curves(4), noise=UNKNOWN_NOISE)
+    slower = replace(busy, verify=tuple((d, _scaled(c, 9.0)) for d, c in busy.verify))
+    quiet = replace(busy, noise=0.02)
+
+    def measure(*args, **kwargs):
+        made.append(1)
+        return {1: busy, 2: slower, 3: quiet}[len(made)]
+
+    def age(seconds):
+        value = json.loads(store.path(KEY).read_text())
+        value["created"] = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
+        store.path(KEY).write_text(json.dumps(value))
+
+    monkeypatch.setattr("spec_calibrate.calibration.measure", measure)
+    load_or_measure(_pair(), KEY, store=store)
+    assert load_or_measure(_pair(), KEY, store=store).cached  # a moment later nothing has changed
+    age(120)
+    kept = load_or_measure(_pair(), KEY, store=store).curves  # the second was slower still
+    assert kept.verify_s(3, 0) == pytest.approx(busy.verify_s(3, 0)) and len(made) == 2
+    age(120)
+    assert load_or_measure(_pair(), KEY, store=store).curves.noise == 0.02
+    age(10**6)
+    again = load_or_measure(_pair(), KEY, store=store)
+    assert again.cached and again.curves.noise == 0.02 and len(made) == 3
+
+
+def test_a_machine_that_stays_noisy_is_left_alone_in_the_end(tmp_path: Path, monkeypatch):
+    store, made = Store(tmp_path), []
+    noisy = replace(KNEE.curves(4), noise=0.4)
+    monkeypatch.setattr(
+        "spec_calibrate.calibration.measure", lambda *args, **kwargs: made.append(1) or noisy
+    )
+    monkeypatch.setattr("spec_calibrate.calibration._OCCASION_S", 0.0)
+    found = [load_or_measure(_pair(), KEY, store=store) for _ in range(8)]
+    assert [f.cached for f in found] == [False] * 4 + [True] * 4 and len(made) == 4
 
 
 def test_a_machine_too_slow_to_repeat_itself_is_not_called_noisy_by_a_number(tmp_path, monkeypatch):

@@ -34,11 +34,21 @@ class Stored:
         curves: None for a miss.
         created: When they were measured, ISO 8601; empty for a miss.
         reason: Why a file that is there cannot be used; empty for a hit or a plain miss.
+        tries: How often they have been measured, the best kept.
     """
 
     curves: Curves | None = None
     created: str = ""
     reason: str = ""
+    tries: int = 0
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since they were measured; 0 where that cannot be told."""
+        try:
+            return (datetime.now(UTC) - datetime.fromisoformat(self.created)).total_seconds()
+        except (ValueError, TypeError):
+            return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +94,24 @@ class Store:
             value = _read(path)
             if value["key"] != key.to_dict():
                 raise ValueError("it is for another set-up")
-            return Stored(Curves.from_dict(value["curves"]), value["created"])
+            tries = value.get("tries")
+            return Stored(
+                Curves.from_dict(value["curves"]),
+                value["created"],
+                tries=tries if type(tries) is int else 1,
+            )
         except FileNotFoundError:
             return Stored()
         except (OSError, ValueError) as error:
             return Stored(reason=f'[store] "{path}" is not used: {error}.')
 
-    def put(self, key: Key, curves: Curves) -> str:
+    def put(self, key: Key, curves: Curves, *, tries: int = 1) -> str:
         """Keep a calibration, replacing an older one.
+
+        Args:
+            key: What it is valid for.
+            curves: What was measured.
+            tries: How often, the best being kept.
 
         Returns:
             Empty, or why it could not be kept: a full disk or a read-only folder is no reason to
@@ -102,6 +122,7 @@ class Store:
             "key": key.to_dict(),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "curves": curves.to_dict(),
+            "tries": tries,
         }
         path = self.path(key)
         try:
