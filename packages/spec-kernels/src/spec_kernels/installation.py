@@ -266,16 +266,12 @@ def install(
             installer.siblings(model)
         if exact or attention_shape is not None:
             installer.attentions(model, attention_shape)
+        installed = Installed(switch, device, rule.reason, installer.states(), installer.wrapped)
+        if forward is not None and not exact and installer.wrapped:
+            installed.race(forward, gate)
     except BaseException:
         installer.undo()
         raise
-    installed = Installed(switch, device, rule.reason, installer.states(), installer.wrapped)
-    if forward is not None and not exact and installer.wrapped:
-        try:
-            installed.race(forward, gate)
-        except BaseException:
-            installed.uninstall()
-            raise
     return installed
 
 

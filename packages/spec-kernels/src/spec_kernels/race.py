@@ -154,16 +154,15 @@ def served(measured: Sequence[int], speedups: Iterable[float]) -> frozenset[int]
     wins = dict(zip(measured, (s >= WIN for s in speedups), strict=True))
     rows = set()
     for row in range(1, measured[-1] + 1):
-        below = max(m for m in measured if m <= row)
-        above = min(m for m in measured if m >= row)
+        below, above = neighbours(measured, row)
         if wins[below] and wins[above]:
             rows.add(row)
     return frozenset(rows)
 
 
-def lengths(n_keys: int) -> Iterator[int]:
-    """Cache lengths that never repeat: `n_keys`, one more, and so on, as in a growing text."""
-    return itertools.count(n_keys)
+def neighbours(measured: Sequence[int], row: int) -> tuple[int, int]:
+    """The measured counts nearest to `row`: the last one up to it, and the first one from it on."""
+    return max(m for m in measured if m <= row), min(m for m in measured if m >= row)
 
 
 def race_attention(shape: AttentionShape, where: str) -> AttentionVerdict:
@@ -182,7 +181,7 @@ def race_attention(shape: AttentionShape, where: str) -> AttentionVerdict:
             for _ in range(sets)
         ]
         mx.eval(cached)
-        length = lengths(n_keys)
+        length = itertools.count(n_keys)  # never the same one twice
         for queries in RACED_QUERIES:
             q = mx.random.normal((1, shape.heads, queries, shape.depth)).astype(dtype)
             arms = _attention_arms(attend, q, cached, length, scale)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from spec_kernels.matmul import MAX_ROWS
-from spec_kernels.race import RACED_ROWS, WIN
+from spec_kernels.race import RACED_ROWS, WIN, neighbours
 
 Arm = Literal["stock", "raced", "all"]
 Forward = Callable[[int], object]
@@ -57,7 +57,6 @@ def best_arms(seconds: Mapping[int, Mapping[Arm, float]]) -> tuple[Arm, ...]:
         best[rows] = arm if by_arm["stock"] >= WIN * by_arm[arm] else "stock"
     arms: list[Arm] = ["stock"]
     for row in range(1, MAX_ROWS + 1):
-        below = best[max(rows for rows in best if rows <= row)]
-        above = best[min(rows for rows in best if rows >= row)]
+        below, above = (best[rows] for rows in neighbours(tuple(best), row))
         arms.append("stock" if "stock" in (below, above) else below)
     return tuple(arms)
