@@ -25,6 +25,11 @@ class ContextDrafter:
     _body: ContextBody
     _truncate: bool
 
+    @classmethod
+    def load(cls, path: Path | str, target: Target, **options: object) -> Self:
+        """Open a checkpoint folder; options as the constructor takes them."""
+        return cls(open_checkpoint(path), target, **options)  # pyright: ignore[reportCallIssue]
+
     def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
         """Append the taps of committed rows to the context; enqueues, waits for nothing."""
         self._body.observe(output.taps)
@@ -101,11 +106,6 @@ class BlockDrafter(ContextDrafter):
         self._output = OutputHead(weights, target, head.backbone.hidden_size)
         self._take_extras(weights, target)
         self.report = weights.finish()
-
-    @classmethod
-    def load(cls, path: Path | str, target: Target, **options: object) -> Self:
-        """Open a checkpoint folder; options as the constructor takes them."""
-        return cls(open_checkpoint(path), target, **options)  # pyright: ignore[reportArgumentType]
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -8,16 +8,13 @@ References:
     DeepSeek-V4 and V4.1, `mtp.*` of the released checkpoints. Losslessness: arXiv:2211.17192.
 """
 
-from pathlib import Path
-from typing import Self
-
 import mlx.core as mx
 
 from spec_core import Draft, LoadError, Sampling, Target
 from spec_core.room import refuse_without_room
 from spec_drafters._block_drafter import ContextDrafter
 from spec_drafters._chain import Chain, refuse_threshold_without_head
-from spec_drafters._checkpoint import Checkpoint, open_checkpoint
+from spec_drafters._checkpoint import Checkpoint
 from spec_drafters._deepseek_config import WHERE, DraftStages, read_stages
 from spec_drafters._fit import check_taps
 from spec_drafters._markov import load_confidence, load_markov
@@ -85,11 +82,6 @@ class DeepseekV4Drafter(ContextDrafter):
         vocab = DraftVocab(target.vocab_size, target.vocab_size)
         self._chain = Chain(vocab, markov, confidence, confidence_threshold)
         self.report = weights.finish()
-
-    @classmethod
-    def load(cls, path: Path | str, target: Target, **options: object) -> Self:
-        """Open a checkpoint folder; options as the constructor takes them."""
-        return cls(open_checkpoint(path), target, **options)  # pyright: ignore[reportArgumentType]
 
     @property
     def taps(self) -> tuple[int, ...]:
