@@ -13,6 +13,7 @@ from spec_cli.commands.options import (
     MODES,
     drafter_option,
     drafter_options,
+    is_unicode,
     model_options,
     names_of,
     open_target,
@@ -99,7 +100,7 @@ def _talk(conversation: Any, mode: str, drafter: str | None, stats: bool) -> boo
         if not line.strip() or _obeyed(conversation, line.strip(), mode, drafter):
             continue
         try:
-            if any("\ud800" <= c <= "\udfff" for c in line):  # how Python reads bytes in a C locale
+            if not is_unicode(line):
                 raise TurnError("[input] A line must be UTF-8, got other bytes. Encode it so.")
             _answer(conversation, line)
         except TurnError as error:

@@ -135,10 +135,15 @@ def sampling_of(options: dict[str, Any]) -> Any:
         raise click.UsageError(str(error)) from None
 
 
+def is_unicode(text: str) -> bool:
+    """False for bytes that are no UTF-8; Python reads them as surrogates (stdin: in a C locale)."""
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
+
+
 def texts_of(options: dict[str, Any], *texts: str) -> None:
     """Refuse texts that are no Unicode, and empty stop strings."""
     given = (*texts, options["system"] or "", *options["stop"])
-    if any("\ud800" <= c <= "\udfff" for text in given if not text.isascii() for c in text):
+    if not all(map(is_unicode, given)):
         raise click.UsageError("The prompt, --system and --stop must be UTF-8, got other bytes.")
     if "" in options["stop"]:
         raise click.UsageError("--stop must have at least one character, got none.")
