@@ -14,7 +14,7 @@ from spec_calibrate.expected import Choice, best_cap, speedups
 from spec_calibrate.keys import Key
 from spec_calibrate.measure import NOISY, measure
 from spec_calibrate.samples import UNKNOWN_NOISE
-from spec_calibrate.store import Store, Stored
+from spec_calibrate.store import Store
 from spec_core import Pair
 
 _MOST_TRIES = 4
@@ -86,13 +86,7 @@ def calibrate(
         notify: Called with each remark, such as a noisy measurement.
     """
     curves = measure(pair, budget_s=budget_s, prompts=prompts)
-    found = Calibration(curves, key, datetime.now(UTC).isoformat(timespec="seconds"), False)
-    complaint = (store or Store()).put(key, curves)
-    if notify is not None:
-        if complaint:
-            notify(complaint)
-        _remark_on_noise(found, notify)
-    return found
+    return _kept(curves, key, store or Store(), notify)
 
 
 def load_or_measure(
@@ -119,27 +113,31 @@ def load_or_measure(
     if stored.curves is not None and stored.curves.max_draft >= most:
         found = Calibration(stored.curves, key, stored.created, True)
         if found.noisy and stored.tries < _MOST_TRIES and stored.age_s >= _OCCASION_S:
-            found = _again(pair, key, store, stored, budget_s, prompts)
+            fresh = measure(pair, budget_s=budget_s, prompts=prompts)
+            best = min(stored.curves, fresh, key=_unrest)  # neighbours only ever add time
+            return _kept(best, key, store, notify, tries=stored.tries + 1)
         if notify is not None:
             _remark_on_noise(found, notify)
         return found
     return calibrate(pair, key, store=store, budget_s=budget_s, prompts=prompts, notify=notify)
 
 
-def _again(
-    pair: Pair,
+def _kept(
+    curves: Curves,
     key: Key,
     store: Store,
-    stored: Stored,
-    budget_s: float,
-    prompts: Sequence[Sequence[int]] | None,
+    notify: Callable[[str], None] | None,
+    *,
+    tries: int = 1,
 ) -> Calibration:
-    """Measure once more, and keep the better of the two: neighbours only ever add time."""
-    assert stored.curves is not None
-    fresh = measure(pair, budget_s=budget_s, prompts=prompts)
-    best = min(stored.curves, fresh, key=_unrest)
-    store.put(key, best, tries=stored.tries + 1)
-    return Calibration(best, key, datetime.now(UTC).isoformat(timespec="seconds"), False)
+    """What has just been measured, stored and remarked on."""
+    found = Calibration(curves, key, datetime.now(UTC).isoformat(timespec="seconds"), False)
+    complaint = store.put(key, curves, tries=tries)
+    if notify is not None:
+        if complaint:
+            notify(complaint)
+        _remark_on_noise(found, notify)
+    return found
 
 
 def _unrest(curves: Curves) -> tuple[float, float]:
