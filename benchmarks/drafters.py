@@ -15,6 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from spec_cli.env import kernel_verdicts
 from spec_core import Sampling, TargetOutput
 from spec_drafters import load_drafter
 from spec_targets import load_target
@@ -140,7 +141,8 @@ def main() -> None:
         CLOCK["now"] = time.process_time
     if given.cpu:
         mx.set_default_device(mx.cpu)
-    target, _ = load_target(given.model, dtype=getattr(mx, given.dtype))
+    dtype = getattr(mx, given.dtype)
+    target, _ = load_target(given.model, dtype=dtype, verdicts=kernel_verdicts())
     speed = bandwidth(2**30 if mx.default_device() == mx.gpu else 2**28)
     steps = target_steps(target, given.target_depth, [1, 4, 8], given.repeats)
     result: dict[str, Any] = {

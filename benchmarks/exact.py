@@ -20,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_cli import opening
+from spec_cli.env import kernel_verdicts
 from spec_core import FixedCap, Pair, StatsMeter, generate
 from spec_drafters import LookupDrafter, load_drafter
 from spec_targets import load_target
@@ -96,7 +97,7 @@ def price(given: argparse.Namespace) -> int:
     ratios: dict[str, list[float]] = {}
     speeds: dict[str, list[float]] = {}
     exact, tokenizer = load_target(given.model, dtype=dtype_of(given), exact=True)
-    free, _ = load_target(given.model, dtype=dtype_of(given))
+    free, _ = load_target(given.model, dtype=dtype_of(given), verdicts=kernel_verdicts())
     arms = {"exact": (exact, lanes(given, exact)), "free": (free, lanes(given, free))}
     for n, text in enumerate(["Hello."] * 2 + prompts(given.prompts)):
         ids = tokenizer.encode_chat([{"role": "user", "content": text}])

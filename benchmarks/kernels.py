@@ -288,14 +288,19 @@ def exact_rounds(model: nn.Module, caches: list, tokens: int) -> dict[str, int]:
 
 
 def time_forwards(
-    bits: int, contexts: Sequence[int], repeats: int, mode: str, lock: Path | None
+    bits: int,
+    contexts: Sequence[int],
+    repeats: int,
+    mode: str,
+    lock: Path | None,
+    verdicts: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Width curves and decoding of stock MLX and of a twin with the kernels, and exactness."""
     model, twin = qwen3_8b(bits), qwen3_8b(bits)
     twin.update(model.parameters())
     table, heads = [], (HEADS, KV_HEADS, DEPTH)
     with tempfile.TemporaryDirectory() as folder:
-        cache = Path(folder) / "verdicts.json"
+        cache = verdicts or Path(folder) / "verdicts.json"
         filled = {n: (prefilled(model, n), prefilled(model, n)) for n in contexts}
         first = filled[contexts[0]][1]
         forward_curves({"stock": (model, first)}, 0)
@@ -358,6 +363,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--mode", choices=("auto", "exact"), default="auto")
     parser.add_argument("--lock", type=Path, help="file that serialises the timed parts")
+    parser.add_argument("--verdicts", type=Path, help="keeps races of shapes; anew without")
     parser.add_argument("--name", default="kernels", help="of the stored file")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
     chosen = parser.parse_args()
@@ -376,7 +382,9 @@ def main() -> None:
         result["forward"] = [
             row
             for b in chosen.bits
-            for row in time_forwards(b, chosen.contexts, chosen.repeats, chosen.mode, chosen.lock)
+            for row in time_forwards(
+                b, chosen.contexts, chosen.repeats, chosen.mode, chosen.lock, chosen.verdicts
+            )
         ]
     chosen.out.mkdir(parents=True, exist_ok=True)
     stored = chosen.out / f"{chosen.name}-{where}.json"

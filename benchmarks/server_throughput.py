@@ -31,6 +31,7 @@ import mlx.core as mx
 
 from spec_calibrate.controller import CapController
 from spec_calibrate.measure import measure
+from spec_cli.env import kernel_verdicts
 from spec_core import FixedCap, Pair
 from spec_drafters import LookupDrafter, load_drafter
 from spec_server import Served, Server, Settings
@@ -83,7 +84,7 @@ class Bench:
     def load(self, mode: str) -> Served:
         """What one server serves; the target is the same for all."""
         if self.target is None:
-            self.target, self.tokenizer = load_target(self.given.model)
+            self.target, self.tokenizer = load_target(self.given.model, verdicts=kernel_verdicts())
             self.tokenizer.stop_ids = frozenset()  # every answer has the same length
         drafter = None
         if mode == "lookup":

@@ -121,6 +121,10 @@ def test_vocabularies_are_compared_string_by_string(tmp_path: Path) -> None:
         return DraftModelDrafter.load(path, ToyTarget(), model=one, open_target=open_target)
 
     assert load(one).max_draft == 4 and opened == [one]
+    target = ToyTarget()
+    target.open_beside = open_target  # what the target was loaded with comes before the registry
+    DraftModelDrafter.load(one, target, model=one)
+    assert opened == [one, one]
     with pytest.raises(LoadError, match='got "c" and "b" for id 1'):
         load(permuted)
     with pytest.raises(LoadError, match='got "<stop>" and "<end>" for id 3'):

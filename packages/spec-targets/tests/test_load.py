@@ -6,7 +6,7 @@ import mlx.nn as nn
 import pytest
 
 from spec_core import LoadError, room
-from spec_targets import load_target
+from spec_targets import acceleration, load_target
 from spec_targets.load import _compute_type
 from spec_targets.tiny import build, tiny_config
 
@@ -217,3 +217,19 @@ def test_a_path_that_mlx_lm_takes_for_a_pattern_is_refused(checkpoint):
 def test_bits_that_no_cache_has_are_refused_before_anything_is_read(tmp_path):
     with pytest.raises(ValueError, match="3"):
         load_target(tmp_path / "nowhere", kv_bits=3)
+
+
+def test_another_checkpoint_opens_beside_a_target_with_its_wishes_about_kernels(
+    checkpoint, tmp_path, monkeypatch
+):
+    seen = []
+    install = acceleration.install_kernels
+
+    def noted(target, config, *, mode, exact, verdicts):
+        seen.append((mode, exact, verdicts))
+        return install(target, config, mode=mode, exact=exact, verdicts=verdicts)
+
+    monkeypatch.setattr("spec_targets.load.install_kernels", noted)
+    target, _ = load_target(checkpoint(), kernels="off", verdicts=tmp_path / "kernels.json")
+    target.open_beside(checkpoint())
+    assert seen == [("off", False, tmp_path / "kernels.json")] * 2

@@ -171,6 +171,9 @@ def value_rows(keys: mx.array, values: mx.array | None, eps: float, gemma: bool)
     return mx.fast.rms_norm(raw, None, eps) if gemma else raw
 
 
+# Heads x rows x keys x head size up to which reading the keys anew for every row costs less than
+# the launches of plain operations.
+_FOLDED = 1 << 26
 KeysValues = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]
 Sublayer = Callable[[mx.array], mx.array]
 
@@ -248,6 +251,10 @@ def _attention(
     if sinks is not None or not plans_by_length():
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks)
     n_kv, n_rows, n_keys = k.shape[1], q.shape[2], k.shape[2]
+    if mask is None and q.size * n_keys <= _FOLDED:
+        # Every row as a head with one query: that goes to MLX's own kernel, which plans nothing.
+        folded = q.reshape(1, -1, 1, q.shape[-1])
+        return mx.fast.scaled_dot_product_attention(folded, k, v, scale=scale).reshape(q.shape)
     grouped = (q * scale).reshape(1, n_kv, -1, q.shape[-1])
     scores = (grouped @ k.swapaxes(-1, -2)).reshape(1, n_kv, -1, n_rows, n_keys)
     if isinstance(mask, str):

@@ -80,7 +80,8 @@ class DraftModelDrafter:
             target: The model it drafts for.
             model: Folder or hub id of the target, for its vocabulary; not needed where the target
                 says in `folder` what it was loaded from.
-            open_target: Loader of models; the installed one without.
+            open_target: Loader of models; without, the target's own `open_beside`, which keeps its
+                settings, else the installed one.
             options: As the constructor takes them.
 
         Raises:
@@ -94,6 +95,8 @@ class DraftModelDrafter:
                 "Name its folder or hub id as model."
             )
         check_same_vocabulary(vocabulary_file(folder), known)
+        if open_target is None:
+            open_target = getattr(target, "open_beside", None)
         if open_target is None:
             open_target = registry.load(registry.LOADERS, "target")
         small, _ = open_target(folder)  # pyright: ignore[reportOptionalCall]

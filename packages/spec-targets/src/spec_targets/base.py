@@ -5,7 +5,7 @@ cache entry says how it rolls back (`rollback`).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,8 @@ class MlxTarget:
         self.kv_bits: int | None = None
         self.kernels: Installed | None = None  # set by load_target
         self.folder: Path | None = None  # of the checkpoint; set by load_target
+        # Loads another checkpoint with the same wishes about kernels; set by load_target.
+        self.open_beside: Callable[[Path], tuple[Any, Any]] | None = None
         self._kv_group_size = 0
         self._family = family
         self._n_heads = n_heads

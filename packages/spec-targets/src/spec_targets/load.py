@@ -2,6 +2,7 @@
 
 import json
 from difflib import get_close_matches
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ def load_target(
             f'[load] mlx-lm must be able to load "{folder}", and says: {_one_line(error)}'
         ) from error
     target.folder = folder
+    target.open_beside = partial(load_target, kernels=kernels, verdicts=verdicts)
     target.kernels = install_kernels(
         target,
         text_config,
