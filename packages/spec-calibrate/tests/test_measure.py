@@ -22,8 +22,11 @@ class _Clock:
 class _SlowTarget(ToyTarget):
     """A toy whose forward takes a known time: by row, by depth, with a cliff."""
 
-    def __init__(self, clock: _Clock, noise: Sequence[float] = (1.0,), **options) -> None:
+    def __init__(
+        self, clock: _Clock, noise: Sequence[float] = (1.0,), compile_s: float = 0.0, **options
+    ) -> None:
         super().__init__(**options)
+        self.compile_s, self.compiled = compile_s, set()
         self.clock, self.noise, self.n_calls = clock, noise, 0
         self.prefilling = False
 
@@ -43,6 +46,9 @@ class _SlowTarget(ToyTarget):
         if not self.prefilling:
             factor = self.noise[self.n_calls % len(self.noise)]
             self.clock.now += factor * self.seconds(block.shape[0], cache.offset)
+            if block.shape[0] not in self.compiled:
+                self.compiled.add(block.shape[0])
+                self.clock.now += self.compile_s
             self.n_calls += 1
         return super().verify(block, cache, taps=taps)
 
@@ -63,6 +69,14 @@ def _slow_pair(**options) -> tuple[Pair, _Clock, _SlowTarget]:
     clock = _Clock()
     target = _SlowTarget(clock, **options)
     return Pair(target, _SlowDrafter(clock)), clock, target
+
+
+def test_compiling_a_width_is_not_on_the_budget():
+    """A GPU compiles for each width that it meets: no reason to call the machine too slow."""
+    pair, clock, target = _slow_pair(compile_s=1.5)
+    curves = measure(pair, clock=clock)
+    assert curves.noise == 0.0
+    assert curves.verify_s(6, 64) == pytest.approx(target.seconds(6, 64), rel=0.02)
 
 
 def test_the_curves_are_what_the_rounds_take():
