@@ -62,7 +62,7 @@ def test_a_race_says_so_when_ids_differ(monkeypatch):
 
     monkeypatch.setattr(measure, "run_once", run_once)
     monkeypatch.setattr(measure, "_speed", lambda trial: 1.0)
-    lanes = [measure.Lane(mode, mode, lambda: None) for mode in answers]
+    lanes = [measure.Lane(mode, mode, None) for mode in answers]
     rows = measure.race(
         lanes,
         {"all": [[5]]},
@@ -74,6 +74,26 @@ def test_a_race_says_so_when_ids_differ(monkeypatch):
     assert {row["mode"]: row["identical"] for row in rows} == {
         "baseline": True, "same": True, "other": False,
     }  # fmt: skip
+
+
+def test_a_race_counts_the_rounds_of_every_trial(monkeypatch):
+    """An adaptive cap may park in one trial and draft in the next."""
+    rounds = {"baseline": [[(0, 0, False)]] * 3, "own": [[], [(0, 0, False)] * 4, [(3, 3, False)]]}
+
+    def run_once(pair, ids, **settings):
+        return Run((1,), StatsMeter().result(), tuple(rounds[pair].pop(0)))
+
+    monkeypatch.setattr(measure, "run_once", run_once)
+    monkeypatch.setattr(measure, "_speed", lambda trial: 1.0)
+    rows = measure.race(
+        [measure.Lane(mode, mode, None) for mode in rounds],
+        {"all": [[5]]},
+        trials=2,
+        max_tokens=2,
+        sampling=Sampling(),
+        on_step=lambda done, total: None,
+    )
+    assert rows[1]["acceptance_length"] == (4 * 1 + 4) / 5
 
 
 def test_benchmark_prints_a_table(spec, tiny_folder, prompt_file):

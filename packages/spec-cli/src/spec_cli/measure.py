@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from spec_core import Cap, Pair, Sampling, Stats, StatsMeter, generate
@@ -77,12 +78,12 @@ class Lane:
     Attributes:
         mode: Its name; "baseline" is what the others are compared with.
         pair: Ready to generate.
-        make_cap: A fresh cap for each generation; None leaves it to the loop.
+        cap: Of all its generations, so that an adaptive one learns; None leaves it to the loop.
     """
 
     mode: str
     pair: Pair
-    make_cap: Callable[[], Cap | None]
+    cap: Cap | None
 
 
 def race(
@@ -109,7 +110,7 @@ def race(
     """
     for lane in lanes:  # compile kernels, touch every weight
         first = next(iter(prompts.values()))[0]
-        run_once(lane.pair, first, max_tokens=8, sampling=sampling, cap=lane.make_cap())
+        run_once(lane.pair, first, max_tokens=8, sampling=sampling, cap=lane.cap)
     total = trials * len(lanes) * sum(len(p) for p in prompts.values())
     done, rows = 0, []
     for task, many in prompts.items():
@@ -125,7 +126,7 @@ def race(
                             ids,
                             max_tokens=max_tokens,
                             sampling=sampling,
-                            cap=lane.make_cap(),
+                            cap=lane.cap,
                         )
                     )
                     done += 1
@@ -144,7 +145,7 @@ def _row(mode: str, task: str, runs: list[list[Run]], baseline: list[list[Run]])
     pairs = [(_speed(a), _speed(b)) for a, b in zip(runs, baseline, strict=True)]
     ratios = [own / plain for own, plain in pairs if plain]  # none where texts end at once
     tally = Tally()
-    for run in runs[0]:
+    for run in chain.from_iterable(runs):
         tally.add(run)
     same = all(
         a.tokens == b.tokens

@@ -125,12 +125,12 @@ def _lanes(
 
     asked: list[tuple[str, str | None]] = [(mode, None) for mode in dict.fromkeys(modes)]
     asked += [("auto", drafter) for drafter in dict.fromkeys(drafters)]
-    lanes = [Lane("baseline", Pair(opened.target, None, opened.tokenizer), lambda: None)]
+    lanes = [Lane("baseline", Pair(opened.target, None, opened.tokenizer), None)]
     for mode, drafter in asked or [("auto", None)]:
         pair = opened.pair(wish_of(options, mode, drafter))
         cap = caps.caps_for(opened, pair, options | {"drafter": drafter}).make()
         name = names_of(pair.drafter)[0]
         if any(lane.mode == name for lane in lanes):
             name = f"{name} {Path(drafter).name}" if drafter else f"{name} ({mode})"
-        lanes.append(Lane(name, pair, lambda cap=cap: cap))
+        lanes.append(Lane(name, pair, cap))
     return lanes
