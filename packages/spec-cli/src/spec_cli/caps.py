@@ -138,7 +138,6 @@ def _drafter_key(pair: Pair, options: dict[str, Any]) -> str:
     if drafter is None:
         return ""
     other = getattr(drafter, "other", None)
-    name = drafter.name if other is None else f"lookup+{other.name}"
     given = options.get("drafter")
     weights = str(given or "")
     if given is not None and Path(given).is_dir():

@@ -165,5 +165,8 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"({error}). Download it again."
         ) from error
     if not isinstance(value, dict):
-        raise LoadError(f'[load] "{path.name}" must be a JSON object, got {type(value).__name__}.')
+        raise LoadError(
+            f'[load] "{path.name}" must be a JSON object, got {json.dumps(value):.40}. '
+            "Download it again."
+        )
     return value
