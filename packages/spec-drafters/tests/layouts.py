@@ -267,7 +267,12 @@ def qwen35_fork() -> Layout:
         confidence_temperatures=[2.0, 0.5],
     )
     tensors = backbone_tensors(r, gated=True, norm_shift=1.0) | markov_tensors(r)
-    return Layout(keys, tensors, Spec(gated=True, norm_shift=1.0, rope_dims=4, temperatures=(2.0, 0.5)), "qwen3.5 fork")
+    return Layout(
+        keys,
+        tensors,
+        Spec(gated=True, norm_shift=1.0, rope_dims=4, temperatures=(2.0, 0.5)),
+        "qwen3.5 fork",
+    )
 
 
 def nemotron(*, packed: bool) -> Layout:

@@ -135,6 +135,9 @@ def open_target(
         verdicts=env.kernel_verdicts(),
         trust_remote_code=trust_remote_code,
     )
+    report = target.kernels.report() if target.kernels is not None else None
+    if kernels == "on" and report is not None and not report.ops:
+        note(f"[kernels] --kernels on changes nothing here: {report.reason}. Leave it out.")
     if group.size() > 1:
         target = _whole(target, group)
     if exact and (op := target.exact_refusal) is not None:

@@ -88,7 +88,7 @@ def _refuse_packed(names: Iterable[str]) -> None:
     packed = next((name for name in names if name.endswith(_PACKED_ELSEWHERE)), None)
     if packed is not None:
         raise LoadError(
-            "[load] A drafter's weights must be plain, FP8, NVFP4 with \"weight_scale_2\", or "
+            '[load] A drafter\'s weights must be plain, FP8, NVFP4 with "weight_scale_2", or '
             f'packed by MLX, got "{packed}", as compressed-tensors, AWQ and GPTQ pack them. '
             "Use its bf16 checkpoint: it is quantised at load."
         )

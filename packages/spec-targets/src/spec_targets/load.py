@@ -205,7 +205,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         ) from error
     found = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(found, str):
-        shown = "none" if isinstance(config, dict) and found is None else json.dumps(found or config)
+        absent = isinstance(config, dict) and found is None
+        shown = "none" if absent else json.dumps(config if found is None else found)
         raise LoadError(
             f'[load] "{path}" must be an object that names a "model_type", got {shown:.60}. '
             "Give the folder of a checkpoint, or download the file again."

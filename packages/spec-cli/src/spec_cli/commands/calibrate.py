@@ -18,7 +18,7 @@ from spec_cli.commands.options import (
 from spec_cli.commands.plots import check_plot, draw, plot_option
 
 
-@click.command()
+@click.command(short_help="Measure what drafts cost here.")
 @model_options
 @click.option("--mode", type=click.Choice(MODES[:-1]), default="auto", show_default=True)
 @drafter_option
