@@ -30,7 +30,8 @@ def read_prompt(value: str) -> str:
         try:
             return Path(value[1:]).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            message = f'The prompt file "{value[1:]}" must be readable: {error}'
+            why = getattr(error, "strerror", None) or error
+            message = f'The prompt file "{value[1:]}" must be readable: {why}.'
             raise click.UsageError(message) from None
     return value
 
