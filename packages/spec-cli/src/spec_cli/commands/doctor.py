@@ -152,8 +152,8 @@ def _faster_blas(library: Path) -> str:
     """What is slow on Linux without a GPU, and the commands that help."""
     make = "" if library.is_file() else "In a clone of this project run tools/cpu-blas/build, then "
     return (
-        "MLX on this machine uses the slow reference BLAS: float weights are about ten times "
-        f"slower than they need be; packed ones do not use it. {make or 'A faster one is built: '}"
+        "MLX on this machine uses the slow reference BLAS for float weights (packed ones use "
+        f"none). {make or 'A faster one is built: '}"
         f"export LD_PRELOAD={shlex.quote(str(library))}"
     )
 
