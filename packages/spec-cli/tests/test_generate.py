@@ -120,7 +120,7 @@ def test_options_change_what_they_name(spec, tiny_folder):
         (("generate", "  \n"), 2, "The prompt must hold some text"),
         (("generate", "@/no/such/file"), 2, "must be readable"),
         (("generate", "hi", "--temperature", "-1"), 2, "temperature must be >= 0, got -1.0"),
-        (("generate", "hi", "--temperature", "nan"), 2, "must be finite"),
+        (("generate", "hi", "--temperature", "nan"), 2, "must be a finite number"),
         (("generate", "hi", "--top-p", "0"), 2, "top_p must be in (0, 1], got 0.0"),
         (("generate", "hi", "--top-p", "1.5"), 2, "top_p must be in (0, 1], got 1.5"),
         (("generate", "hi", "--min-p", "1"), 2, "min_p must be in [0, 1), got 1.0"),
