@@ -178,6 +178,20 @@ def test_convert_alone_needs_no_mlx(tmp_path, wheels):
         assert (folder / "config.json").is_file() and list(folder.glob("*.safetensors"))
 
 
+def test_wheels_carry_the_licence_and_name_no_address_that_is_not_there(wheels):
+    terms = (ROOT / "LICENSE").read_text()
+    ours = [p for p in wheels.glob("*.whl") if not p.name.startswith("metal_emulator")]
+    assert len(ours) == len(list((ROOT / "packages").iterdir()))
+    for path in ours:
+        with zipfile.ZipFile(path) as wheel:
+            (metadata,) = [n for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
+            said = wheel.read(metadata).decode()
+            held = wheel.read(metadata.replace("METADATA", "licenses/LICENSE")).decode()
+        assert "License-Expression: MIT\nLicense-File: LICENSE\n" in said, path.name
+        assert held == terms, path.name
+        assert "Project-URL:" not in said, path.name
+
+
 @pytest.mark.parametrize("name", ["spec_core", "spec_drafters", "spec_targets", "spec_demo"])
 def test_wheels_carry_their_type_marker(wheels, name):
     with zipfile.ZipFile(next(wheels.glob(f"{name}-*"))) as wheel:

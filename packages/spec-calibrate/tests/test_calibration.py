@@ -133,6 +133,7 @@ def test_a_machine_too_slow_to_repeat_itself_is_not_called_noisy_by_a_number(tmp
     assert calibrate(_pair(), KEY, store=Store(tmp_path), notify=remarks.append).noisy
     (said,) = remarks
     assert "must be timed three times" in said and "%" not in said
+    assert "It is measured again later; spec calibrate does so now." in said
 
 
 def test_the_json_has_the_promised_keys():

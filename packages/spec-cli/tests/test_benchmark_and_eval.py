@@ -167,8 +167,8 @@ def test_the_bundled_sets_hold_six_prompts_each():
     ("content", "message"),
     [
         ("", "must hold at least one prompt"),
-        ("{", 'line 1 must be a JSON object'),
-        ("[1]", "must be a JSON object, got list"),
+        ('{"prompt": "a"}\n{"prompt":', 'line 2 must be a JSON object: Expecting value at column'),
+        ("[1]", "line 1 must be a JSON object, got [1]."),
         ('{"id": "x"}', 'must have "prompt" (text)'),
         ('{"prompt": " "}', 'must have "prompt" (text)'),
         ('{"messages": [{"role": "user"}]}', 'must have "prompt" (text)'),
@@ -181,6 +181,28 @@ def test_prompt_files_are_checked_line_by_line(tmp_path, content, message):
     with pytest.raises(SpecError) as error:
         read_prompts(path)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("command", ["eval", "benchmark"])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt_ids": [1, 99999]}', "line 2 must have ids in 0..49151, got 99999."),
+        (
+            '{"messages": [{"role": "user", "content": 5}]}',
+            "line 2 must be messages that the model's chat template takes",
+        ),
+    ],
+)
+def test_a_line_that_the_model_cannot_take_is_named_before_any_prompt_runs(
+    spec, tiny_folder, tmp_path, monkeypatch, command, line, message
+):
+    monkeypatch.setattr("spec_cli.measure.run_once", None)
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a"}\n' + line)
+    given = ("--prompts", path) if command == "benchmark" else (path,)
+    code, out, err = spec(command, *given, "--model", tiny_folder, "--max-draft", "0")
+    assert (code, out) == (1, "") and message in err
 
 
 def test_bad_arguments_end_in_a_short_message(spec, tiny_folder, prompt_file, tmp_path):

@@ -110,3 +110,12 @@ def test_a_truncated_real_conversion_answers_again(spec, gguf, tmp_path, demo_fo
     assert code == 0, err
     assert len(json.loads(out)["token_ids"]) == 1
     shutil.rmtree(made)
+
+
+def test_a_cache_without_room_names_the_variable_that_moves_it(gguf, conversions, monkeypatch):
+    def full(*args, **options):
+        raise spec_convert.ConvertError("[writer] .. must have 9 bytes free, got 0. Free some.")
+
+    monkeypatch.setattr(spec_convert, "convert", full)
+    with pytest.raises(spec_convert.ConvertError, match="got 0.*\nSPEC_CACHE_DIR names another"):
+        opening.converted(gguf)

@@ -157,3 +157,11 @@ def test_doctor_lists_calibrations_and_damaged_ones(spec, tiny_folder, store):
 def test_a_cap_that_is_none_is_a_usage_error(spec, tiny_folder, value):
     code, _, err = spec("generate", "Hi", "--model", tiny_folder, "--max-draft", value)
     assert code == 2 and '"full" or "auto"' in err
+
+
+@pytest.mark.parametrize("other", [("--cached",), ("--plot", "a.png")])
+def test_clear_with_something_to_show_deletes_nothing(spec, tiny_folder, store, other):
+    measured(spec, tiny_folder)
+    code, out, err = spec("calibrate", "--clear", *other)
+    assert (code, out) == (2, "") and "leave --cached and --plot out" in err
+    assert len(list(store.folder.glob("*.json"))) == 1

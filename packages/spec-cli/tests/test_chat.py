@@ -282,7 +282,7 @@ def test_ctrl_c_stops_an_answer_and_a_second_one_leaves(chat, monkeypatch):
 @pytest.mark.slow
 def test_at_a_terminal_it_asks_and_ctrl_d_leaves(tiny_folder, tmp_path):
     outer, inner = os.openpty()
-    command = [sys.executable, "-c", "from spec_cli.main import main; main()", "chat"]
+    command = [sys.executable, "-c", "from spec_cli.entry import main; main()", "chat"]
     arguments = ["--model", tiny_folder, "--max-tokens", "8", "--max-draft", "2"]
     process = subprocess.Popen(
         [str(part) for part in (*command, *arguments)],

@@ -27,6 +27,22 @@ def test_doctor_says_which_blas_runs(spec, monkeypatch):
     assert doctor_module._blas() == "reference"
 
 
+def test_doctor_says_how_to_a_faster_blas(spec, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor_module.sys, "platform", "linux")
+    monkeypatch.setattr(doctor_module.this_machine, "describe", lambda: {"backend": "cpu"})
+    monkeypatch.setenv("LD_PRELOAD", "")
+    library = tmp_path / "cpu-blas" / "libspec_blas.so"
+    monkeypatch.setattr(doctor_module.env, "built_blas", lambda: library)
+    _, out, _ = spec("doctor")
+    assert "note: MLX on this machine uses the slow reference BLAS" in out
+    assert f"run tools/cpu-blas/build, then export LD_PRELOAD={library}" in out
+    assert "for float weights (packed ones use none)" in out
+    library.parent.mkdir()
+    library.write_bytes(b"")
+    _, out, _ = spec("doctor")
+    assert f"A faster one is built: export LD_PRELOAD={library}" in out
+
+
 def test_models_lists_the_embedded_default_and_what_was_converted(spec, tmp_path):
     folder = tmp_path / "cache" / "converted" / "thing-123"
     folder.mkdir(parents=True)
@@ -51,7 +67,18 @@ def test_models_lists_known_pairs_and_what_lm_studio_holds(spec, tmp_path, monke
     pairs = {pair["id"]: pair for pair in report["pairs"]}
     assert pairs["qwen3-4b"]["dspark"] == "deepseek-ai/dspark_qwen3_4b_block7"
     code, out, _ = spec("models")
-    assert code == 0 and "known pairs" in out and "best cap reported" in out
+    assert code == 0 and "known pairs" in out and "best cap" in out
+
+
+def test_a_table_that_no_terminal_shows_is_not_folded(spec):
+    _, out, _ = spec("models")
+    (line,) = [line for line in out.splitlines() if "Nemotron-3.5" in line]
+    assert line.split() == [
+        "mlx-community/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-4bit",
+        "dspark",
+        "mlx-community/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-DSpark-bf16",
+        "3",
+    ]
 
 
 def test_a_cache_that_cannot_be_written_is_a_problem_with_its_remedy(spec, monkeypatch, tmp_path):

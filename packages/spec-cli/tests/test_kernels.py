@@ -1,10 +1,14 @@
 """What a user sees of the few-row kernels, and how to turn them off."""
 
+import io
+from dataclasses import replace
 from types import SimpleNamespace
 
+import mlx.core as mx
 import pytest
 
 from spec_cli import caps, env
+from spec_core import FixedCap
 from spec_kernels import Installed, OpState, this_device
 from spec_kernels.layers import Switch
 
@@ -18,17 +22,47 @@ def test_the_statistics_say_which_rows_the_kernels_serve():
     switch = Switch()
     switch.use(("stock", "stock", *["all"] * 15))
     target = target_with(switch, [object()])
-    assert caps.kernel_remarks(target) == ["kernels: 2-16 rows"]
+    cap = caps.Caps(3, lambda: FixedCap(3), 3)
+    assert caps.remarks(cap, cap.make(), target) == ["kernels: 2-16 rows"]
     target.kernels.disable("a verify took 5.00 s, 100 times the median of 50.0 ms")
-    assert caps.kernel_remarks(target) == [
+    assert caps.remarks(cap, cap.make(), target) == [
         "kernels off: a verify took 5.00 s, 100 times the median of 50.0 ms"
     ]
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_every_command_that_tells_statistics_tells_of_the_kernels(
+    spec, tiny_folder, command, monkeypatch
+):
+    monkeypatch.setattr(caps, "_kernel_remarks", lambda target: ["kernels: 2-16 rows"])
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    words = ("a b",) if command == "generate" else ()
+    code, _, err = spec(command, *words, "--model", tiny_folder, "--max-tokens", 2)
+    assert code == 0 and err.rstrip().endswith(" · kernels: 2-16 rows")
+
+
+def test_a_cap_of_0_that_was_measured_is_explained():
+    cap = caps.Caps(0, lambda: FixedCap(0), 7, "digest")
+    target = SimpleNamespace()
+    assert caps.remarks(cap, cap.make(), target) == [
+        "plain decoding measured fastest here (spec calibrate shows it)"
+    ]
+    assert caps.remarks(replace(cap, key=""), cap.make(), target) == []  # the user asked for 0
+
+
+def test_kernels_asked_for_where_there_are_none_are_a_remark(spec, tiny_folder):
+    if mx.default_device() != mx.cpu:
+        pytest.skip("a GPU has kernels")
+    arguments = ("generate", "--raw", "a b", "--model", tiny_folder, "--max-tokens", 2)
+    code, _, err = spec(*arguments, "--kernels", "on")
+    assert code == 0
+    assert "[kernels] --kernels on changes nothing here: no kernels for the CPU. Leave it" in err
+    assert "[kernels]" not in spec(*arguments)[2]
 
 
 def test_nothing_is_said_where_there_are_no_kernels(spec, tiny_folder):
     code, _, err = spec("generate", "--raw", "a b", "--model", tiny_folder, "--max-tokens", 2)
     assert code == 0 and "kernels" not in err
-    assert caps.kernel_remarks(SimpleNamespace()) == []
 
 
 @pytest.mark.parametrize("choice", ["auto", "on", "off"])

@@ -11,7 +11,9 @@ import urllib.request
 
 import pytest
 
-RUN = [sys.executable, "-c", "from spec_cli.main import main; main()", "serve"]
+from spec_server import Settings
+
+RUN = [sys.executable, "-c", "from spec_cli.entry import main; main()", "serve"]
 
 
 def free_port() -> int:
@@ -94,6 +96,14 @@ def test_states_on_disk_outlive_the_process(started):
         (("--port", "99999"), 2, "99999"),
         (("--max-batch", "0"), 2, "max-batch"),
         (("--mode", "turbo"), 2, "turbo"),
+        (("--api-key", ""), 2, "The API key must hold at least one character"),
+        (("--allowed-host", ""), 2, "An allowed host must be a name without scheme and port"),
+        (("--allowed-host", "http://a"), 2, 'got "http://a"'),
+        (("--allowed-host", "a:8080"), 2, 'got "a:8080"'),
+        (("--cors-origin", "localhost"), 2, "must be like http://localhost:3000"),
+        (("--cors-origin", "http://a/"), 2, 'got "http://a/"'),
+        (("--host", "999.1.1.1"), 1, 'must be an address of this machine, got "999.1.1.1"'),
+        (("--host", "192.0.2.7"), 1, "0.0.0.0 for all that reach it"),
     ],
 )
 def test_bad_input_ends_in_a_short_message(spec, arguments, code, message):
@@ -107,4 +117,11 @@ def test_a_port_in_use_is_refused(spec, tiny_folder):
         taken.listen()
         port = taken.getsockname()[1]
         code, _, err = spec("serve", "--model", tiny_folder, "--mode", "lookup", "--port", port)
-    assert code == 1 and f"Port {port}" in err
+    assert code == 1 and f"Port {port}" in err and "0 takes any free one" in err
+
+
+def test_hosts_and_origins_that_work_are_taken():
+    Settings(
+        allowed_hosts=("*", "::1", "host.docker.internal", "10.0.0.1"),
+        cors_origins=("*", "null", "http://localhost:3000", "https://a.example", "http://[::1]:1"),
+    )

@@ -53,7 +53,7 @@ def test_a_refusal_is_one_line_and_exit_code_1(tmp_path, make_llama):
     for command in (["convert", source, tmp_path / "out"], ["inspect", source]):
         refused = run(*command)
         assert refused.exit_code == 1 and refused.stdout == ""
-        assert refused.stderr.startswith("Error: [gguf]") and refused.stderr.count("\n") == 1
+        assert refused.stderr.startswith("[gguf]") and refused.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -112,9 +112,10 @@ def test_a_file_cut_anywhere_is_refused(make_llama):
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "a Git LFS pointer"),
         (b'{"error":"Repository not found"}', "JSON"),
         (b"PK\x03\x04" + bytes(40), "a zip archive"),
+        (b"\x5b\xa4\x08u" + bytes(40), "bytes 5b a4 08 75: download it again"),
         (b"ggjt" + bytes(40), "older GGJT"),
         (struct.pack("<Q", 40) + b'{"a":{}}', "a safetensors file"),
-        (b"GGML" + bytes(40), "b'GGML'"),
+        (b"GGML" + bytes(40), "bytes 47 47 4d 4c: download it again"),
     ],
 )
 def test_a_file_of_another_kind_is_named(data, meaning):

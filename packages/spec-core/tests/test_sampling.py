@@ -50,7 +50,7 @@ def test_a_setting_outside_its_range_is_refused_with_its_value(settings, message
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_setting_that_is_not_finite_is_refused(name, value):
     with pytest.raises(
-        ValueError, match=rf"^\[sampling\] settings must be finite .*{name}={value}"
+        ValueError, match=rf"^\[sampling\] {name} must be a finite number, got {value}"
     ):
         Sampling(**{name: value})
 

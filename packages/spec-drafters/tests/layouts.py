@@ -264,10 +264,15 @@ def qwen35_fork() -> Layout:
         model_type="qwen3_5",
         enable_qwen35_gated_q_proj=True,
         partial_rotary_factor=0.25,
-        confidence_temperatures=[1.0, 1.0],
+        confidence_temperatures=[2.0, 0.5],
     )
     tensors = backbone_tensors(r, gated=True, norm_shift=1.0) | markov_tensors(r)
-    return Layout(keys, tensors, Spec(gated=True, norm_shift=1.0, rope_dims=4), "qwen3.5 fork")
+    return Layout(
+        keys,
+        tensors,
+        Spec(gated=True, norm_shift=1.0, rope_dims=4, temperatures=(2.0, 0.5)),
+        "qwen3.5 fork",
+    )
 
 
 def nemotron(*, packed: bool) -> Layout:

@@ -61,6 +61,7 @@ class Spec:
     softcap: float | None = None
     multiplier: float = 1.0
     confidence_with_markov: bool = True
+    temperatures: tuple[float, ...] = ()
     conv_group: int | None = None
     conv_from_output: bool = False  # a mistake: the second convolution's kernel from its own input
     top_k: int | None = None  # of DFlash 2's selector
@@ -289,19 +290,21 @@ def chain(
             logits = u + bias
         if spec.top_k is not None:
             logits = selected(spec, w, u, z, previous)
-        slots.append(Slot(logits, confidence(spec, w, z, previous)))
+        slots.append(Slot(logits, confidence(spec, w, z, previous, i)))
         previous = choose(i, logits)
     return slots
 
 
-def confidence(spec: Spec, w: Tensors, z: Array, previous: int) -> float | None:
+def confidence(spec: Spec, w: Tensors, z: Array, previous: int, i: int) -> float | None:
     if "confidence_head.proj.weight" not in w:
         return None
     x = z
     if spec.confidence_with_markov:
         x = np.concatenate([z, w["markov_head.markov_w1.weight"][previous]])
     bias = w.get("confidence_head.proj.bias", np.zeros(1))
-    return float(sigmoid(w["confidence_head.proj.weight"].reshape(-1) @ x + bias.reshape(-1))[0])
+    logit = w["confidence_head.proj.weight"].reshape(-1) @ x + bias.reshape(-1)
+    temperature = spec.temperatures[i] if i < len(spec.temperatures) else 1.0
+    return float(sigmoid(logit / temperature)[0])
 
 
 def selected(spec: Spec, w: Tensors, unary: Array, z: Array, previous: int) -> Array:

@@ -84,6 +84,7 @@ def test_a_damaged_drafter_is_parked_with_one_remark(name: str, tmp_path: Path) 
     with pytest.warns(RuntimeWarning, match="must compute numbers, got NaN") as remarks:
         rounds = list(generate(Pair(target, drafter), prompt, max_tokens=40))
     assert len(remarks) == 1
+    assert f'Drafter "{drafter.name}"' in str(remarks[0].message)
     assert [t for r in rounds for t in r.tokens] == plain
     drafted = [r for r in rounds if r.n_drafted and r.source != "lookup"]
     assert len(drafted) == 1 and all(r.cap == 0 for r in rounds[rounds.index(drafted[0]) + 1 :])

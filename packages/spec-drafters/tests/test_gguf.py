@@ -206,5 +206,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"by their outputs, got \[0, 2\]"):
         load_drafter(path, TinyTarget())
     (tmp_path / "d.gguf").write_bytes(b"GGUF" + b"\xff" * 60)
-    with pytest.raises(LoadError, match='"d.gguf" must be a GGUF file'):
+    with pytest.raises(LoadError, match='"d.gguf" must be a whole GGUF file.*Use the file in bf16'):
         load_drafter(tmp_path / "d.gguf", TinyTarget())
+    (tmp_path / "e.gguf").write_bytes(b"<html>not found</html>")
+    with pytest.raises(LoadError, match="got an HTML page. Download it again"):
+        load_drafter(tmp_path / "e.gguf", TinyTarget())

@@ -281,6 +281,38 @@ def test_unsupported_algorithms_are_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("packed", ["weight_packed", "qweight"])
+def test_integer_packings_of_other_engines_are_refused_by_name(packed: str, tmp_path: Path) -> None:
+    """As compressed-tensors writes W4A16: eight codes in an int32."""
+    layout = LAYOUTS["deepspec, own ends"]()
+    name = "layers.0.mlp.up_proj"
+    rows = layout.tensors[f"{name}.weight"].shape[0]
+    more = {
+        f"{name}.{packed}": np.ones((rows, HIDDEN // 8)),
+        f"{name}.weight_scale": np.ones((rows, 1)),
+    }
+    message = refusal(tmp_path, altered(layout, (f"{name}.weight",), **more))
+    assert f'got "{name}.{packed}", as compressed-tensors' in message
+    assert "Use its bf16 checkpoint" in message
+
+
+@pytest.mark.parametrize("found", [0.5, [1.0, 0.0], ["warm"], {}])
+def test_confidence_temperatures_that_divide_nothing_are_refused(
+    found: Any, tmp_path: Path
+) -> None:
+    layout = LAYOUTS["qwen3.5 fork"]()
+    layout.config["confidence_temperatures"] = found
+    message = refusal(tmp_path, layout)
+    assert f'"confidence_temperatures" must be a list of numbers > 0, got {found!r}' in message
+
+
+def test_a_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    folder = put(tmp_path, LAYOUTS["deepspec, own ends"]())
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(LoadError, match=r'"config.json" must be a JSON object, got \[\]. Download'):
+        load_drafter(folder, TinyTarget())
+
+
 def test_missing_settings_are_named(tmp_path: Path) -> None:
     for key in ("mask_token_id", "target_layer_ids", "hidden_size", "intermediate_size"):
         layout = LAYOUTS["deepspec, own ends"]()

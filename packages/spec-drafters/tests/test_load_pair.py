@@ -69,7 +69,7 @@ def test_a_pair_in_one_call_commits_what_plain_decoding_does(
     assert drafted == plain
     assert "dspark" in sources
     assert pair.drafter is not None
-    assert pair.drafter.name == ("hybrid" if mode == "auto" else "dspark")
+    assert pair.drafter.name == ("lookup+dspark" if mode == "auto" else "dspark")
 
 
 def test_the_model_drafts_for_itself(model: Path) -> None:
@@ -102,7 +102,7 @@ def test_words_are_compared_whether_or_not_the_target_is_named(
         with pytest.raises(LoadError, match='got "d" and "c" for id 2'):
             load_drafter(head, target, **named)
     words(head, "a", "b", "c", "added later")
-    assert load_drafter(head, target).name == "hybrid"
+    assert load_drafter(head, target).name == "lookup+dspark"
     assert load_drafter(None, target, mode="lookup").name == "lookup"  # still there
 
 

@@ -64,9 +64,11 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(LoadError, match="must be JSON"):
         load_target(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(LoadError, match='must name a "model_type"'):
-        load_target(tmp_path)
+    for content, shown in (("{}", "none"), ("[]", "[]"), ('{"model_type": 3}', "3")):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(LoadError, match='names a "model_type", got ') as refused:
+            load_target(tmp_path)
+        assert f"got {shown}. Give the folder of a checkpoint" in str(refused.value)
 
 
 def test_missing_weights_are_refused_with_the_file(checkpoint):

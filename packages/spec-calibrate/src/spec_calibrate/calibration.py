@@ -149,8 +149,9 @@ def _unrest(curves: Curves) -> tuple[float, float]:
 def _remark_on_noise(found: Calibration, notify: Callable[[str], None]) -> None:
     if found.curves.noise == UNKNOWN_NOISE:
         notify(
-            "[calibrate] Every width must be timed three times to tell how far times agree, and "
-            "this machine was too slow for that. Run spec calibrate when it has nothing else to do."
+            "[calibrate] Every width must be timed three times, and this machine was too slow or "
+            "too busy for that: the cap is a guess. It is measured again later; spec calibrate "
+            "does so now."
         )
     elif found.noisy:
         which = f"The stored ones of {found.created[:10]}" if found.cached else "Repeated ones"

@@ -102,13 +102,16 @@ def key_of(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Any:
     )
 
 
-def remarks(cap: Cap) -> list[str]:
-    """What an adaptive cap ended up doing, and why; nothing for a fixed one."""
-    status = getattr(cap, "status", None)
-    return [status.reason] if status is not None else []
+def remarks(chosen: Caps, cap: Cap, target: Any) -> list[str]:
+    """What a line of statistics ends with: what the cap did, and which kernels compute."""
+    status = getattr(cap, "status", None)  # of an adaptive one
+    found = [status.reason] if status is not None else []
+    if chosen.key and chosen.shown == 0:
+        found.append("plain decoding measured fastest here (spec calibrate shows it)")
+    return found + _kernel_remarks(target)
 
 
-def kernel_remarks(target: Any) -> list[str]:
+def _kernel_remarks(target: Any) -> list[str]:
     """Which few-row kernels compute, or why they stopped; nothing where there are none."""
     installed = getattr(target, "kernels", None)
     report = installed.report() if installed is not None else None
@@ -137,19 +140,17 @@ def _drafter_key(pair: Pair, options: dict[str, Any]) -> str:
     drafter = pair.drafter
     if drafter is None:
         return ""
-    other = getattr(drafter, "other", None)
-    name = drafter.name if other is None else f"lookup+{other.name}"
-    given = options.get("drafter")
+    given, threshold = options.get("drafter"), options["confidence_threshold"]
     weights = str(given or "")
     if given is not None and Path(given).is_dir():
         weights = _identity(Path(given))
     parts = (
-        name,
+        drafter.name,
         weights,
         f"block {drafter.max_draft}",
         f"bits {options['drafter_bits']}",
         f"window {options['drafter_window']}",
-        f"threshold {options['confidence_threshold']}",
+        "" if threshold is None else f"threshold {threshold:g}",
     )
     return ", ".join(part for part in parts if part)
 

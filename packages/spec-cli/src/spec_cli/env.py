@@ -41,6 +41,11 @@ def preloaded() -> str:
     return os.environ.get("LD_PRELOAD", "")
 
 
+def built_blas() -> Path:
+    """Where tools/cpu-blas/build puts its library; it does not ask SPEC_CACHE_DIR."""
+    return Path(platformdirs.user_cache_dir("spec")) / "cpu-blas" / "libspec_blas.so"
+
+
 def api_key() -> str | None:
     """SPEC_API_KEY, so that a server's key need not stand in a command line."""
     return os.environ.get("SPEC_API_KEY") or None

@@ -3,6 +3,7 @@
 import sys
 import traceback
 import warnings
+from pathlib import Path
 from typing import Any
 
 import click
@@ -49,6 +50,10 @@ def run(arguments: list[str]) -> int:
     from spec_convert import ConvertError
     from spec_core import SpecError
 
+    try:
+        Path.cwd()
+    except OSError:
+        return _refused("[folder] The current folder must exist, and is gone. Go to another one.")
     try:
         # Without standalone mode click returns the code of an Exit instead of raising it.
         return cli.main(args=arguments, prog_name="spec", standalone_mode=False) or 0

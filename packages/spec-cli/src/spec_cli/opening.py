@@ -135,6 +135,9 @@ def open_target(
         verdicts=env.kernel_verdicts(),
         trust_remote_code=trust_remote_code,
     )
+    report = target.kernels.report() if target.kernels is not None else None
+    if kernels == "on" and report is not None and not report.ops:
+        note(f"[kernels] --kernels on changes nothing here: {report.reason}. Leave it out.")
     if group.size() > 1:
         target = _whole(target, group)
     if exact and (op := target.exact_refusal) is not None:
@@ -211,7 +214,7 @@ def converted(gguf: Path) -> Path:
         SpecError: the cache cannot be written.
         ConvertError: the file cannot be converted.
     """
-    from spec_convert import convert, is_complete
+    from spec_convert import ConvertError, convert, is_complete
 
     stat = gguf.stat()
     identity = f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{version('spec-convert')}"
@@ -224,7 +227,13 @@ def converted(gguf: Path) -> Path:
             if not is_complete(folder):  # another process may have made it meanwhile
                 _clear(folder)
                 with progress(f"converting {gguf.name}") as step:
-                    convert(gguf, folder, progress=lambda done, total, name: step(done, total))
+                    try:
+                        convert(gguf, folder, progress=lambda done, total, name: step(done, total))
+                    except ConvertError as error:
+                        if not str(error).startswith("[writer]"):
+                            raise
+                        remedy = "SPEC_CACHE_DIR names another cache."
+                        raise ConvertError(f"{error}\n{remedy}") from error
     return folder
 
 

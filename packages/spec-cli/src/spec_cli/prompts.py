@@ -17,22 +17,41 @@ class Prompt:
     Attributes:
         id: Name of the prompt.
         task: The set it belongs to, such as "code".
+        where: File and line, for messages.
         messages: A conversation for the chat template.
         ids: The prompt's ids where the file gives them; the template is not used then.
     """
 
     id: str
     task: str
+    where: str
     messages: tuple[dict[str, Any], ...] = ()
     ids: tuple[int, ...] = ()
 
-    def encode(self, tokenizer: Any, *, raw: bool = False) -> list[int]:
-        """Ids of the prompt; `raw` joins the contents without a chat template."""
+    def encode(self, tokenizer: Any, vocab_size: int, *, raw: bool = False) -> list[int]:
+        """Ids of the prompt; `raw` joins the contents without a chat template.
+
+        Raises:
+            SpecError: the template refuses the messages, or an id is not in 0..vocab_size - 1;
+                names the line.
+        """
         if self.ids:
+            strange = [i for i in self.ids if not 0 <= i < vocab_size]
+            if strange:
+                raise SpecError(
+                    f"[prompts] {self.where} must have ids in 0..{vocab_size - 1}, got "
+                    f"{strange[0]}. Encode the prompt with the model's own tokenizer."
+                )
             return list(self.ids)
         if raw:
             return tokenizer.encode("\n".join(str(m["content"]) for m in self.messages))
-        return tokenizer.encode_chat(self.messages)
+        try:
+            return tokenizer.encode_chat(self.messages)
+        except SpecError as error:
+            raise SpecError(
+                f"[prompts] {self.where} must be messages that the model's chat template takes. "
+                f"Mend the line, or use --raw.\n{error}"
+            ) from error
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -43,8 +62,15 @@ def read_prompts(path: Path) -> list[Prompt]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f'[prompts] "{path}" must be a readable text file: {error}') from error
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            f'[prompts] "{path}" must be UTF-8 text, got byte 0x{error.object[error.start]:02x} at '
+            f"position {error.start}. Save it as UTF-8."
+        ) from error
+    except OSError as error:
+        raise SpecError(
+            f'[prompts] "{path}" must be a readable text file: {error.strerror or error}.'
+        ) from error
     prompts = [
         _parse(line, f'"{path}" line {n}') for n, line in enumerate(lines, 1) if line.strip()
     ]
@@ -56,19 +82,22 @@ def read_prompts(path: Path) -> list[Prompt]:
 def _parse(line: str, where: str) -> Prompt:
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"[prompts] {where} must be a JSON object: {error}") from error
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} at column {error.colno}"
+        raise SpecError(f"[prompts] {where} must be a JSON object: {reason}. Mend it.") from error
+    except (ValueError, RecursionError) as error:  # a number too long, or too deep
+        raise SpecError(f"[prompts] {where} must be a JSON object: {error}. Mend it.") from error
     if not isinstance(row, dict):
-        raise SpecError(f"[prompts] {where} must be a JSON object, got {type(row).__name__}.")
+        raise SpecError(f"[prompts] {where} must be a JSON object, got {line.strip():.40}.")
     name, task = str(row.get("id", where)), str(row.get("task", "all"))
     if isinstance(row.get("prompt"), str) and row["prompt"].strip():
-        return Prompt(name, task, ({"role": "user", "content": row["prompt"]},))
+        return Prompt(name, task, where, ({"role": "user", "content": row["prompt"]},))
     ids = row.get("prompt_ids")
     if isinstance(ids, list) and ids and all(type(i) is int for i in ids):
-        return Prompt(name, task, ids=tuple(ids))
+        return Prompt(name, task, where, ids=tuple(ids))
     messages = row.get("messages")
     if isinstance(messages, list) and messages and all(_is_message(m) for m in messages):
-        return Prompt(name, task, tuple(messages))
+        return Prompt(name, task, where, tuple(messages))
     raise SpecError(
         f'[prompts] {where} must have "prompt" (text), "messages" (role and content) '
         'or "prompt_ids" (numbers).'

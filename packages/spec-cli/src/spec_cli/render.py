@@ -23,6 +23,7 @@ from spec_core import SpecError, Stats
 
 _stderr = Console(stderr=True, highlight=False)
 _stdout = Console(highlight=False)
+_file = Console(highlight=False, width=10_000)  # a file or a pipe has no width to keep to
 
 
 def complain(message: str) -> None:
@@ -70,7 +71,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         view.add_row(*(Text(_shown(cell)) for cell in row))  # a name may look like markup
     with _output():
-        _stdout.print(view)
+        (_stdout if _stdout.is_terminal else _file).print(view)
 
 
 def interactive() -> bool:
@@ -123,11 +124,13 @@ def stats_line(stats: Stats, mode: str, drafter: str | None) -> str:
     """One line about a generation."""
     speed = f"{stats.tokens_per_second:.1f} tok/s"
     parts = [f"{stats.n_tokens} tokens", speed, f"prefill {stats.prefill_s:.2f} s", mode]
-    if drafter is not None:
+    if stats.n_drafted:
         parts.append(
             f"{stats.acceptance_length:.2f} tokens a round, "
             f"{stats.acceptance_rate:.0%} of {stats.n_drafted} drafts accepted"
         )
+    elif drafter is not None:
+        parts.append("no drafts")
     if stats.near_ties:
         parts.append(f"{stats.near_ties} near ties")
     return " · ".join(parts)

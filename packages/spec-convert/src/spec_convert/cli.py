@@ -40,9 +40,16 @@ def _one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except ConvertError as error:
-            raise click.ClickException(str(error)) from error
+            raise _Refusal(str(error)) from error
 
     return run
+
+
+class _Refusal(click.ClickException):
+    """A message that needs no word in front, as every refusal of `spec` is shown."""
+
+    def show(self, file: Any = None) -> None:
+        click.echo(self.message, err=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,7 +58,7 @@ def cli() -> None:
     """GGUF to safetensors for MLX, without losing a bit where the format allows it."""
 
 
-@cli.command("convert")
+@cli.command("convert", short_help="Convert a GGUF file to a folder.")
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Dequantise to this type.")

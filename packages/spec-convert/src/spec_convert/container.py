@@ -213,7 +213,7 @@ def _lookalike(start: bytes) -> str:
         return "zero bytes: the download was reserved on disk but never written"
     if len(start) >= 9 and start[8:9] == b"{":
         return "a safetensors file, which needs no conversion"
-    return f"{start[:4]!r}"
+    return f"bytes {start[:4].hex(' ')}: download it again, or name another file"
 
 
 def _check_count(what: str, count: int, limit: int) -> None:

@@ -47,14 +47,12 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        finite = (
-            self.temperature,
-            self.repetition_penalty,
-            self.presence_penalty,
-            self.frequency_penalty,
-        )
-        if not all(math.isfinite(x) for x in finite):
-            raise ValueError(f"[sampling] settings must be finite numbers, got {self}.")
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        for name in ("temperature", *penalties):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(
+                    f"[sampling] {name} must be a finite number, got {getattr(self, name)}."
+                )
         for name, value in (("top_k", self.top_k), ("seed", 0 if self.seed is None else self.seed)):
             if not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"[sampling] {name} must be a whole number, got {value!r}.")

@@ -1,6 +1,6 @@
 """An opened drafter checkpoint: its config, its tensors under canonical names, and its kind."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from spec_drafters._weights import Weights
 
 # Needed in training only.
 IGNORED = ("t2d", "verifier_lm_head.", "verifier_norm.", "mask_embedding")
+_PACKED_ELSEWHERE = (".weight_packed", ".qweight")
 _PREFIXES = ("model.", "logit_head.")
 _RENAMED = {
     "encoder.fc.weight": "fc.weight",
@@ -77,8 +78,20 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
             "that holds config.json and the weights."
         )
     found = read_tensors(folder)
+    _refuse_packed(found.stored)
     tensors = Shards({_canonical(name): at for name, at in found.stored.items()})
     return Checkpoint(folder, read_config(folder), tensors)
+
+
+def _refuse_packed(names: Iterable[str]) -> None:
+    """Refuse integer packings of other engines, such as compressed-tensors' W4A16."""
+    packed = next((name for name in names if name.endswith(_PACKED_ELSEWHERE)), None)
+    if packed is not None:
+        raise LoadError(
+            '[load] A drafter\'s weights must be plain, FP8, NVFP4 with "weight_scale_2", or '
+            f'packed by MLX, got "{packed}", as compressed-tensors, AWQ and GPTQ pack them. '
+            "Use its bf16 checkpoint: it is quantised at load."
+        )
 
 
 def read_head(checkpoint: Checkpoint, target: Target) -> HeadConfig:

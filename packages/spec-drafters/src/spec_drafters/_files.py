@@ -40,10 +40,10 @@ def locate(name: Path | str) -> Path:
     except HFValidationError as error:
         raise LoadError(f'[load] "{text}" must be a Hugging Face id, got: {error}.') from error
     except Exception as error:  # the hub client raises its transport's own errors
-        reason = (str(error).strip().splitlines() or [""])[0][:200]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise LoadError(
             f'[load] "{text}" must be a folder here or reachable on the hub, got '
-            f"{type(error).__name__}: {reason}. Download it first and pass its folder."
+            f"{reason.rstrip('.')}. Download it first and pass its folder."
         ) from error
 
 
@@ -165,5 +165,8 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"({error}). Download it again."
         ) from error
     if not isinstance(value, dict):
-        raise LoadError(f'[load] "{path.name}" must be a JSON object, got {type(value).__name__}.')
+        raise LoadError(
+            f'[load] "{path.name}" must be a JSON object, got {json.dumps(value):.40}. '
+            "Download it again."
+        )
     return value

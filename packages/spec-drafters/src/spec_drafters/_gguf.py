@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core import LoadError
+from spec_core.weightfile import looks_like
 from spec_drafters._head import LayerView, Lineage
 
 _NAMES = {
@@ -68,8 +69,8 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, mx.array], Lineage]
         loaded: Any = mx.load(str(path), return_metadata=True)
     except (RuntimeError, ValueError) as error:
         raise LoadError(
-            f'[gguf] "{path.name}" must be a GGUF file of known tensor types, got: {error}. '
-            "Use the file in bf16, Q8_0 or Q4_1."
+            f'[gguf] "{path.name}" must be a whole GGUF file of tensor types that MLX reads, got '
+            f"{_reason(path, error)}"
         ) from error
     raw, metadata = loaded
     settings = _Metadata(metadata)
@@ -83,6 +84,15 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, mx.array], Lineage]
             if f"embed_tokens{part}" in tensors:
                 tensors[f"lm_head{part}"] = tensors[f"embed_tokens{part}"]
     return _config(settings, tensors), tensors, _lineage(settings, tensors)
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """Why MLX does not read a file, and what to do."""
+    with path.open("rb") as file:
+        start = file.read(64)
+    if not start.startswith(b"GGUF"):
+        return f"{looks_like(start)}. Download it again, or give the drafter's folder."
+    return f"{error}. Use the file in bf16, Q8_0 or Q4_1."
 
 
 class _Metadata:

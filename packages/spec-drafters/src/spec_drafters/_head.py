@@ -87,6 +87,7 @@ class HeadConfig:
         mask_id: Token of the rows behind the anchor.
         vocab_size: V, None where the config does not say.
         markov: Kind of Markov head, None without.
+        temperatures: Divides the logit of a slot's confidence, one per slot; slots beyond keep 1.
         own_softcap: Softcap of the head's own lm_head, applied before the Markov bias.
         draft_softcap: Softcap of a reused head's logits (DFlash).
         draft_multiplier: Multiplies a reused head's logits before the softcap (DFlash).
@@ -107,6 +108,7 @@ class HeadConfig:
     mask_id: int
     vocab_size: int | None
     markov: Literal["vanilla", "gated", "rnn"] | None = None
+    temperatures: tuple[float, ...] = ()
     own_softcap: float | None = None
     draft_softcap: float | None = None
     draft_multiplier: float = 1.0

@@ -101,22 +101,33 @@ class ConfidenceHead:
         weight: Shape (H,) or (H + r,), float32.
         bias: Shape (), float32.
         with_markov: The second half reads W1 of the token before.
+        temperatures: Divides the logit, one per slot; slots beyond keep 1.
     """
 
     weight: mx.array
     bias: mx.array
     with_markov: bool
+    temperatures: tuple[float, ...] = ()
 
     def __call__(self, hidden: mx.array, embedded: mx.array | None) -> mx.array:
         """Confidence per slot: (K, H), (K, r) -> (K,) float32."""
         x = hidden.astype(mx.float32)
         if self.with_markov and embedded is not None:
             x = mx.concatenate([x, embedded.astype(mx.float32)], axis=-1)
-        return mx.sigmoid((x * self.weight).sum(axis=-1) + self.bias)
+        logits = (x * self.weight).sum(axis=-1) + self.bias  # (K,)
+        if self.temperatures:
+            n = logits.shape[0]
+            logits = logits / mx.array([*self.temperatures, *[1.0] * n][:n])
+        return mx.sigmoid(logits)
 
 
 def load_confidence(
-    weights: Weights, width: int, rank: int, *, name: str = "confidence_head.proj"
+    weights: Weights,
+    width: int,
+    rank: int,
+    *,
+    name: str = "confidence_head.proj",
+    temperatures: tuple[float, ...] = (),
 ) -> ConfidenceHead | None:
     """Take the confidence head if the checkpoint holds one; its width says what it reads.
 
@@ -125,6 +136,7 @@ def load_confidence(
         width: H.
         rank: r of the Markov head, 0 without one.
         name: Base name of its tensors.
+        temperatures: See `ConfidenceHead`.
     """
     if not weights.has(f"{name}.weight"):
         return None
@@ -135,4 +147,4 @@ def load_confidence(
     if weights.has(f"{name}.bias"):
         bias = weights.array(f"{name}.bias", (), dtype=mx.float32)
     weight = weights.array(f"{name}.weight", (n_in,), dtype=mx.float32)
-    return ConfidenceHead(weight, bias, with_markov)
+    return ConfidenceHead(weight, bias, with_markov, temperatures)

@@ -298,9 +298,24 @@ def _dspark_extras(settings: _Settings, shapes: Shapes, backbone: Backbone) -> d
     softcap = settings.get("final_logit_softcapping", 30.0) if gemma else None
     return {
         "markov": markov,
+        "temperatures": _temperatures(settings),
         "own_softcap": None if softcap is None else float(softcap),
         "embed_scale": math.sqrt(backbone.hidden_size) if gemma else 1.0,
     }
+
+
+def _temperatures(settings: _Settings) -> tuple[float, ...]:
+    """What the head's confidences were calibrated with, slot by slot; nothing for most heads."""
+    found = settings.get("confidence_temperatures", [])
+    usable = isinstance(found, list) and all(
+        type(t) in (int, float) and 0 < t < math.inf for t in found
+    )
+    if not usable:
+        raise LoadError(
+            f'[dspark] "confidence_temperatures" must be a list of numbers > 0, got {found!r:.80}. '
+            "Take the key out of config.json, or use a complete export of the drafter."
+        )
+    return tuple(map(float, found))
 
 
 def _dflash_extras(settings: _Settings, shapes: Shapes, family: Family) -> dict[str, Any]:

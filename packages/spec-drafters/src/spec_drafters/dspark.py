@@ -82,6 +82,7 @@ class DSparkDrafter(BlockDrafter):
                 vocab_size=target.vocab_size,
                 n_draft=vocab.n_draft,
             )
-        confidence = load_confidence(weights, width, markov.rank if markov else 0)
+        rank, temperatures = markov.rank if markov else 0, self.head.temperatures
+        confidence = load_confidence(weights, width, rank, temperatures=temperatures)
         refuse_threshold_without_head(self._threshold, confidence)
         self._chain = Chain(vocab, markov, confidence, self._threshold)

@@ -33,10 +33,9 @@ class HybridDrafter:
             tokens without.
     """
 
-    name = "hybrid"
-
     def __init__(self, other: Drafter, lookup: LookupDrafter | None = None) -> None:
         self.other = other
+        self.name = f"lookup+{other.name}"
         self._lookup = lookup or LookupDrafter(min_match=4)
         self._lender = Lender(other)
         self.taps = other.taps

@@ -1,5 +1,6 @@
 """An engine behind a listening socket: for the command line, and to embed in a program."""
 
+import errno
 import socket
 import threading
 import time
@@ -125,17 +126,31 @@ class Server:
 
 def _bound(host: str, port: int) -> socket.socket:
     """A socket bound to an address, so that a port in use is known before a model is loaded."""
-    refusal = f"[serve] Port {port} of {host} must be free to bind"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         sock = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise SpecError(f"{refusal}: {error}") from None
+    except (OSError, UnicodeError) as error:
+        raise SpecError(
+            f'[serve] The host must be an address of this machine, got "{host}": {_why(error)}. '
+            "127.0.0.1 is for this machine alone, 0.0.0.0 for all that reach it."
+        ) from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise SpecError(f"{refusal}: {error}") from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise SpecError(
+                f'[serve] The host must be an address of this machine, got "{host}". '
+                "127.0.0.1 is for this machine alone, 0.0.0.0 for all that reach it."
+            ) from None
+        raise SpecError(
+            f"[serve] Port {port} of {host} must be free to bind: {_why(error)}. "
+            "Name another port; 0 takes any free one."
+        ) from None
     return sock
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

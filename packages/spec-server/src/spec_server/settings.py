@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -53,5 +54,33 @@ class Settings:
                 raise ValueError(f"[serve] {name} must be >= 0, got {getattr(self, name)}.")
         if not self.keep_alive_s > 0:
             raise ValueError(f"[serve] keep_alive_s must be > 0, got {self.keep_alive_s}.")
+        for name in self.allowed_hosts:
+            if not _is_host(name):
+                raise ValueError(
+                    f'[serve] An allowed host must be a name without scheme and port, or "*", got '
+                    f'"{name}".'
+                )
+        for origin in self.cors_origins:
+            if not _is_origin(origin):
+                raise ValueError(
+                    "[serve] A CORS origin must be like http://localhost:3000, without a path, or "
+                    f'"*", got "{origin}".'
+                )
         if self.api_key is not None and not self.api_key:
             raise ValueError("[serve] The API key must hold at least one character, got none.")
+
+
+def _is_host(name: str) -> bool:
+    """Whether a Host header can hold this name beside its port."""
+    return name == "*" or bool(name) and not set(name) & set("/@ ") and name.count(":") != 1
+
+
+def _is_origin(origin: str) -> bool:
+    """Whether a browser can send this as the origin of a page."""
+    if origin in ("*", "null"):
+        return True
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return bool(parts.scheme and parts.hostname) and origin == f"{parts.scheme}://{parts.netloc}"

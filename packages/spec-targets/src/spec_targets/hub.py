@@ -36,8 +36,8 @@ def locate(model: str | Path) -> Path:
     except HFValidationError as error:
         raise LoadError(f'[model] "{name}" is not a Hugging Face id: {error}') from error
     except Exception as error:  # the hub client raises its transport's own errors
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else ""
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise LoadError(
             f'[model] "{name}" is no folder here and could not be fetched from the hub: '
-            f"{type(error).__name__}: {reason}. Check the name and the network, or give a folder."
+            f"{reason.rstrip('.')}. Check the name and the network, or give a folder."
         ) from error

@@ -202,9 +202,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise LoadError(f'[load] "{path}" must be JSON, got: {_one_line(error)}') from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise LoadError(f'[load] "{path}" must name a "model_type", and does not.')
+        raise LoadError(
+            f'[load] "{path}" must be JSON, got: {_one_line(error)}. Download it again.'
+        ) from error
+    found = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(found, str):
+        absent = isinstance(config, dict) and found is None
+        shown = "none" if absent else json.dumps(config if found is None else found)
+        raise LoadError(
+            f'[load] "{path}" must be an object that names a "model_type", got {shown:.60}. '
+            "Give the folder of a checkpoint, or download the file again."
+        )
     return config
 
 

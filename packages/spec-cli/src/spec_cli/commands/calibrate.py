@@ -18,7 +18,7 @@ from spec_cli.commands.options import (
 from spec_cli.commands.plots import check_plot, draw, plot_option
 
 
-@click.command()
+@click.command(short_help="Measure what drafts cost here.")
 @model_options
 @click.option("--mode", type=click.Choice(MODES[:-1]), default="auto", show_default=True)
 @drafter_option
@@ -29,6 +29,8 @@ from spec_cli.commands.plots import check_plot, draw, plot_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 def calibrate(plot: Path | None, clear: bool, cached: bool, as_json: bool, **options: Any) -> None:
     """Measure verify, draft and overhead for a model and its drafter, and keep the result."""
+    if clear and (cached or plot is not None):
+        raise click.UsageError("--clear shows nothing; leave --cached and --plot out.")
     if clear:
         n_gone, folder = caps.store().clear(), str(caps.store().folder)
         if as_json:

@@ -27,7 +27,7 @@ from spec_cli.commands.options import (
 COMMANDS = ("/exit", "/clear", "/stats")
 
 
-@click.command()
+@click.command(short_help="Talk to the model, a line at a time.")
 @model_options
 @click.option("--mode", type=click.Choice(MODES), default="auto", show_default=True)
 @drafter_option
@@ -56,12 +56,12 @@ def chat(**options: Any) -> None:
             "without one. Use an instruct model, or spec generate --raw to continue a text."
         )
     pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
-    cap = caps.caps_for(opened, pair, options).make()
-    conversation = _conversation(pair, cap, sampling, options)
+    chosen = caps.caps_for(opened, pair, options)
+    conversation = _conversation(pair, chosen.make(), sampling, options)
     mode, drafter = names_of(pair.drafter)
     if render.interactive():
         render.note(f"{opened.name} ({mode}). Commands: {', '.join(COMMANDS)}.")
-    all_answered = _talk(conversation, mode, drafter, options["stats"])
+    all_answered = _talk(conversation, chosen if options["stats"] else None, mode, drafter)
     if not all_answered and not render.interactive():
         raise click.exceptions.Exit(1)
 
@@ -80,8 +80,11 @@ def _conversation(pair: Any, cap: Any, sampling: Any, options: dict[str, Any]) -
     )
 
 
-def _talk(conversation: Any, mode: str, drafter: str | None, stats: bool) -> bool:
-    """Until /exit or the end of the input; False when a message was refused."""
+def _talk(conversation: Any, told: caps.Caps | None, mode: str, drafter: str | None) -> bool:
+    """Until /exit or the end of the input; False when a message was refused.
+
+    Without `told`, the cap that is spoken of, there are no statistics.
+    """
     from spec_cli.conversation import TurnError
 
     all_answered = True
@@ -107,8 +110,8 @@ def _talk(conversation: Any, mode: str, drafter: str | None, stats: bool) -> boo
             all_answered = False
             render.complain(f"{error}\n/clear starts afresh.")
             continue
-        if stats:
-            _note_turn(conversation, mode, drafter)
+        if told is not None:
+            _note_turn(conversation, told, mode, drafter)
 
 
 def _answer(conversation: Any, line: str) -> None:
@@ -150,11 +153,12 @@ def _obeyed(conversation: Any, line: str, mode: str, drafter: str | None) -> boo
     return True
 
 
-def _note_turn(conversation: Any, mode: str, drafter: str | None) -> None:
+def _note_turn(conversation: Any, chosen: caps.Caps, mode: str, drafter: str | None) -> None:
     turn = conversation.turns[-1]
     reused = f"{turn.reused_tokens} of {turn.prompt_tokens} prompt tokens reused"
     line = render.stats_line(turn.stats, mode, drafter)
-    render.note(" · ".join([line, reused, *caps.remarks(conversation.cap)]))
+    remarks = caps.remarks(chosen, conversation.cap, conversation.pair.target)
+    render.note(" · ".join([line, reused, *remarks]))
 
 
 def _note_all(conversation: Any, mode: str, drafter: str | None) -> None:

@@ -1,6 +1,7 @@
 """`spec doctor`: what this machine has, and what is wrong with it."""
 
 import os
+import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +28,7 @@ _PACKAGES = (
 _FAST_BLAS = ("openblas", "spec_blas", "mkl_rt", "blis")
 
 
-@click.command()
+@click.command(short_help="Show the machine and what is wrong with it.")
 @click.option("--probe", is_flag=True, help="Try every kernel and compare ids: a page to paste.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 def doctor(probe: bool, as_json: bool) -> None:
@@ -85,11 +86,7 @@ def examine() -> dict[str, Any]:
     if machine["backend"] == "cpu" and sys.platform == "linux":
         machine["blas"] = _blas()
         if machine["blas"] == "reference":
-            notes.append(
-                "MLX on this machine uses the slow reference BLAS. tools/cpu-blas builds a "
-                "faster one that keeps rows independent; Debian's libopenblas0-pthread in "
-                "LD_PRELOAD speeds up prefill but is not row-invariant."
-            )
+            notes.append(_faster_blas(env.built_blas()))
     versions = {name: _version(name) for name in _PACKAGES}
     problems += [f'"{name}" is not installed.' for name, found in versions.items() if not found]
     cache = env.cache_dir()
@@ -149,6 +146,16 @@ def _can_hold(folder: Path) -> bool:
 def _blas() -> str:
     """What was preloaded in the reference BLAS's place, if anything."""
     return next((name for name in _FAST_BLAS if name in env.preloaded()), "reference")
+
+
+def _faster_blas(library: Path) -> str:
+    """What is slow on Linux without a GPU, and the commands that help."""
+    make = "" if library.is_file() else "In a clone of this project run tools/cpu-blas/build, then "
+    return (
+        "MLX on this machine uses the slow reference BLAS for float weights (packed ones use "
+        f"none). {make or 'A faster one is built: '}"
+        f"export LD_PRELOAD={shlex.quote(str(library))}"
+    )
 
 
 def _version(name: str) -> str | None:

@@ -21,7 +21,7 @@ from spec_cli.commands.options import (
 from spec_cli.prompts import BUNDLED, read_prompts
 
 
-@click.command("eval")
+@click.command("eval", short_help="Show acceptance by task.")
 @click.argument("prompts", type=click.Path(path_type=Path), default=BUNDLED)
 @model_options
 @click.option("--mode", type=click.Choice(MODES), default="auto", show_default=True)
@@ -43,10 +43,11 @@ def evaluate(prompts: Path, **options: Any) -> None:
     options["max_draft"] = caps.WHOLE_BLOCK if wish is None else wish
     chosen = caps.caps_for(opened, pair, options)
     cap = chosen.make()
+    vocab_size = opened.target.vocab_size
+    encoded = [p.encode(opened.tokenizer, vocab_size, raw=options["raw"]) for p in many]
     tallies = {prompt.task: Tally() for prompt in many}
     with render.progress("prompts", unit="prompts") as step:
-        for n, prompt in enumerate(many, 1):
-            ids = prompt.encode(opened.tokenizer, raw=options["raw"])
+        for n, (prompt, ids) in enumerate(zip(many, encoded, strict=True), 1):
             run = run_once(pair, ids, max_tokens=options["max_tokens"], sampling=sampling, cap=cap)
             tallies[prompt.task].add(run)
             step(n, len(many))

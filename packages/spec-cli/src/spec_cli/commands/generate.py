@@ -30,7 +30,8 @@ def read_prompt(value: str) -> str:
         try:
             return Path(value[1:]).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            message = f'The prompt file "{value[1:]}" must be readable: {error}'
+            why = getattr(error, "strerror", None) or error
+            message = f'The prompt file "{value[1:]}" must be readable: {why}.'
             raise click.UsageError(message) from None
     return value
 
@@ -44,7 +45,7 @@ def _read_stdin() -> str:
         raise click.UsageError(f"Standard input must be readable text: {error}") from None
 
 
-@click.command()
+@click.command(short_help="Answer a prompt.")
 @click.argument("prompt", required=False)
 @click.option("--prompt", "prompt_option", help="The same as PROMPT.")
 @model_options
@@ -123,8 +124,7 @@ def _answer(
         render.end_stream()
         if options["stats"]:
             line = render.stats_line(stats, mode, drafter)
-            remarks = [*caps.remarks(cap), *caps.kernel_remarks(pair.target)]
-            render.note(" · ".join([line, *remarks]))
+            render.note(" · ".join([line, *caps.remarks(chosen, cap, pair.target)]))
         return
     render.one_json(
         {

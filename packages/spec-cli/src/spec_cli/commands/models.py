@@ -12,7 +12,7 @@ from spec_cli import env, render
 _LM_STUDIO = (Path("~/.lmstudio/models"), Path("~/.cache/lm-studio/models"))
 
 
-@click.command()
+@click.command(short_help="List known pairs, and models on disk.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 def models(as_json: bool) -> None:
     """List the known pairs of target and drafter, and the checkpoints on this disk."""
@@ -23,7 +23,7 @@ def models(as_json: bool) -> None:
         render.one_json({"pairs": pairs, "on_disk": found})
         return
     known = [[p["target"], p["mode"], p[p["mode"]] or "", str(p["cap"])] for p in pairs]
-    render.table("known pairs", ["target", "mode", "drafter", "best cap reported"], known)
+    render.table("known pairs", ["target", "mode", "drafter", "best cap"], known)
     rows = [[m["name"], m["model_type"], "yes" if m["runs"] else "no", m["where"]] for m in found]
     render.table("on disk", ["model", "type", "runs", "where"], rows)
 

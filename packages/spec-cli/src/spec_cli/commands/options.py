@@ -202,4 +202,4 @@ def names_of(drafter: Any) -> tuple[str, str | None]:
     other = getattr(drafter, "other", None)
     if other is None:
         return drafter.name, drafter.name
-    return other.name, f"lookup+{other.name}"
+    return other.name, drafter.name

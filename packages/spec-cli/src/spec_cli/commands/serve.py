@@ -44,19 +44,23 @@ def serve(**options: Any) -> None:
 
     refuse_unused(options, options["mode"])
     kv_gb = options["kv_gb"]
-    settings = Settings(
-        host=options["host"],
-        port=options["port"],
-        api_key=options["api_key"] or env.api_key(),
-        allowed_hosts=options["allowed_host"],
-        cors_origins=options["cors_origin"],
-        max_batch=options["max_batch"],
-        max_queue=options["max_queue"],
-        default_max_tokens=options["max_tokens"],
-        prefix_bytes=int(options["prefix_cache_gb"] * _GIB),
-        prefix_dir=_prefix_dir() if options["prefix_cache_disk"] else None,
-        kv_bytes=int(kv_gb * _GIB) if kv_gb is not None else None,
-    )
+    try:
+        settings = Settings(
+            host=options["host"],
+            port=options["port"],
+            # An empty key is that of an unset variable: refused, not taken for none.
+            api_key=env.api_key() if options["api_key"] is None else options["api_key"],
+            allowed_hosts=options["allowed_host"],
+            cors_origins=options["cors_origin"],
+            max_batch=options["max_batch"],
+            max_queue=options["max_queue"],
+            default_max_tokens=options["max_tokens"],
+            prefix_bytes=int(options["prefix_cache_gb"] * _GIB),
+            prefix_dir=_prefix_dir() if options["prefix_cache_disk"] else None,
+            kv_bytes=int(kv_gb * _GIB) if kv_gb is not None else None,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     server = Server(lambda: _load(options), settings)
     server.load()
     served = server.engine.served
