@@ -12,6 +12,7 @@ from spec_server.prompts import Chat
 
 NO_REASONING = "This model does not reason apart, so the thinking asked for changes nothing."
 NO_DEGREES = "This model's reasoning has no degrees, so the effort asked for changes nothing."
+NO_VERBOSITY = "This model has no degrees of verbosity, so the one asked for changes nothing."
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
 

@@ -10,6 +10,7 @@ from spec_server.prompts import Chat
 from spec_server.schema.base import (
     MOST_LOGPROBS,
     NO_DEGREES,
+    NO_VERBOSITY,
     ChatWish,
     Extension,
     Limit,
@@ -98,7 +99,7 @@ class TextSettings(Strict):
     """Settings of the text."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class Reasoning(Strict):
@@ -175,6 +176,8 @@ def responses_wish(body: ResponsesBody, *, knows_effort: bool) -> ChatWish:
     thinking = None if effort is None else effort != "none"
     if effort not in (None, "none") and not knows_effort:
         notices = (*notices, NO_DEGREES)
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        notices = (*notices, NO_VERBOSITY)
     wants_logprobs = body.top_logprobs or "message.output_text.logprobs" in (body.include or ())
     extension = body.x_spec or Extension()
     wish = Wish(
