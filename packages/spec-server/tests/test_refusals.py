@@ -5,8 +5,12 @@ import socket
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from spec_server import Server, Settings
+from spec_server.schema.anthropic import MessagesBody
+from spec_server.schema.openai import ChatBody, CompletionBody
+from spec_server.schema.responses import ResponsesBody
 from spec_server.tools import call_parser
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -189,3 +193,30 @@ def test_two_tools_of_one_name_are_refused_by_it(server):
     body = {"model": "m", "messages": TALK, "max_tokens": 2, "tools": tools}
     answer = httpx.post(f"{server.url}{MESSAGES}", json=body)
     assert answer.status_code == 400 and '"twin"' in message_of(answer)
+
+
+MANY = 20_000
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (ChatBody, {"messages": TALK, **{f"x{i}": 1 for i in range(MANY)}}),
+        (ChatBody, {"messages": [1] * MANY}),
+        (ChatBody, {"messages": [{"role": "user", "content": [1] * MANY}]}),
+        (ChatBody, {"messages": TALK, "metadata": {str(i): 1 for i in range(MANY)}}),
+        (CompletionBody, {"prompt": [[1.5]] * MANY}),
+        (ResponsesBody, {"input": [{"type": "x"}] * MANY}),
+        (MessagesBody, {"messages": [{"role": "user", "content": [{}] * MANY}], "max_tokens": 1}),
+    ],
+)
+def test_of_many_wrong_items_the_first_is_enough(model, fields):
+    with pytest.raises(ValidationError) as wrong:
+        model.model_validate({"model": "m", **fields})
+    assert wrong.value.error_count() < 20
+
+
+@pytest.mark.parametrize("value", ["x", True, None, [1], 101])
+def test_biases_are_numbers(server, value):
+    answer = chat(server, logit_bias={"5": 1, "7": value})
+    assert answer.status_code == 400 and '"logit_bias"' in message_of(answer)

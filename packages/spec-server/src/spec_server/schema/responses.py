@@ -18,6 +18,7 @@ from spec_server.schema.base import (
     Seed,
     Strict,
     Temperature,
+    Texts,
     TopK,
     TopP,
     Wish,
@@ -150,8 +151,8 @@ class ResponsesBody(Strict):
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    metadata: dict[str, str] | None = None
-    client_metadata: dict[str, str] | None = None
+    metadata: Texts | None = None
+    client_metadata: Texts | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
