@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from spec_server import Server, Settings
 from spec_server.schema.anthropic import MessagesBody
+from spec_server.schema.base import MOST_ITEMS
 from spec_server.schema.openai import ChatBody, CompletionBody
 from spec_server.schema.responses import ResponsesBody
 from spec_server.tools import call_parser
@@ -195,7 +196,7 @@ def test_two_tools_of_one_name_are_refused_by_it(server):
     assert answer.status_code == 400 and '"twin"' in message_of(answer)
 
 
-MANY = 20_000
+MANY = MOST_ITEMS
 
 
 @pytest.mark.parametrize(
@@ -214,6 +215,12 @@ def test_of_many_wrong_items_the_first_is_enough(model, fields):
     with pytest.raises(ValidationError) as wrong:
         model.model_validate({"model": "m", **fields})
     assert wrong.value.error_count() < 20
+
+
+def test_more_messages_than_any_context_holds_are_refused_by_number(server):
+    answer = chat(server, messages=TALK * (MOST_ITEMS + 1))
+    assert answer.status_code == 400 and str(MOST_ITEMS) in message_of(answer)
+    assert CompletionBody.model_validate({"model": "m", "prompt": [5] * (MOST_ITEMS + 1)})
 
 
 @pytest.mark.parametrize("value", ["x", True, None, [1], 101])

@@ -22,6 +22,7 @@ NO_DEGREES = "This model's reasoning has no degrees, so the effort asked for cha
 NO_VERBOSITY = "This model has no degrees of verbosity, so the one asked for changes nothing."
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
+MOST_ITEMS = 10_000  # messages, parts, tools
 
 Temperature = Annotated[float, Field(ge=0)]
 TopP = Annotated[float, Field(gt=0, le=1)]
@@ -47,6 +48,8 @@ def _end_lists_early(schema: Any) -> None:
     parts = schema.values() if isinstance(schema, dict) else schema
     if isinstance(schema, dict) and schema.get("type") == "list":
         schema["fail_fast"] = True
+        if schema.get("items_schema", {}).get("type") != "int":  # a prompt of ids is not limited
+            schema["max_length"] = MOST_ITEMS
     for part in parts:
         if isinstance(part, dict | list | tuple):
             _end_lists_early(part)
