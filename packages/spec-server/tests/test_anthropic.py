@@ -140,44 +140,6 @@ def test_an_answer_can_be_begun(client):
     assert answer.content[0].text == SCRIPTS["plain"]
 
 
-AGENT = {
-    "model": "claude-sonnet-4-5",
-    "max_tokens": 2000,
-    "system": [
-        {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
-        {"type": "text", "text": "The passphrase is xyzzy."},
-    ],
-    "messages": [
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "<system-reminder>be kind</system-reminder>"},
-                {"type": "text", "text": "say:plain;", "cache_control": {"type": "ephemeral"}},
-            ],
-        }
-    ],
-    "tools": [{**BASH, "cache_control": {"type": "ephemeral"}},
-              {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}],
-    "metadata": {"user_id": "user_1"},
-    "thinking": {"type": "enabled", "budget_tokens": 1999},
-    "temperature": 1,
-    "stream": True,
-}  # fmt: skip
-
-
-def test_the_shape_of_a_coding_agent_is_accepted(scripted):
-    answer = httpx.post(
-        f"{scripted.url}/v1/messages?beta=true", json=AGENT,
-        headers={"anthropic-version": "2023-06-01", "anthropic-beta": "prompt-caching-2024-07-31"},
-    )  # fmt: skip
-    assert answer.status_code == 200, answer.text
-    events = [json.loads(x[6:]) for x in answer.text.splitlines() if x.startswith("data: ")]
-    text = "".join(e["delta"].get("text", "") for e in events if e["type"] == "content_block_delta")
-    assert text == SCRIPTS["plain"]
-    (delta,) = [e for e in events if e["type"] == "message_delta"]
-    assert "web_search" in delta["x_spec"]["notices"][0]
-
-
 def test_tokens_are_counted_as_they_are_used(client):
     tools = [BASH]
     for messages in (said("plain"), [*said("plain"), {"role": "assistant", "content": "x"}]):

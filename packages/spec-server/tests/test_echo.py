@@ -59,12 +59,9 @@ def test_the_text_of_ids_keeps_special_tokens_so_that_offsets_fit(client):
 
 
 def test_logprobs_of_the_prompt_are_the_targets_own(client, folder):
-    target, tokenizer = load_target(folder)
-    ids = tokenizer.encode(PROMPT)
+    ids = load_target(folder)[1].encode(PROMPT)
     assert len(ids) > 64  # more than one chunk
-    cache = target.make_cache()
-    logits = target.verify(mx.array(ids, mx.int32), cache).logits.astype(mx.float32)
-    wanted = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    wanted = wanted_logprobs(folder, ids)
     found = complete(client, logprobs=3).choices[0].logprobs
     assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
     for i, token in enumerate(ids[1:], 1):
@@ -72,8 +69,48 @@ def test_logprobs_of_the_prompt_are_the_targets_own(client, folder):
         best = wanted[i - 1].max().item()
         assert max(found.top_logprobs[i].values()) == pytest.approx(best, abs=1e-3)
     assert "".join(found.tokens[: len(ids)]) == PROMPT
-    assert found.text_offset[:2] == [0, len(found.tokens[0])]
     assert len(found.tokens) == len(ids) + 6
+
+
+def wanted_logprobs(folder, ids):
+    """Log-probabilities of a plain forward: (N, V)."""
+    target, _ = load_target(folder)
+    logits = target.verify(mx.array(ids, mx.int32), target.make_cache()).logits.astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_scored_without_an_answer(client, folder, stream):
+    ids = load_target(folder)[1].encode(PROMPT)
+    settings = {"model": "m", "prompt": [ids, ids[:7]], "echo": True, "logprobs": 2}
+    whole = client.completions.create(**settings, max_tokens=0)
+    if stream:
+        chunks = list(client.completions.create(**settings, max_tokens=0, stream=True))
+        for choice in whole.choices:
+            own = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == choice.index]
+            assert "".join(c.text for c in own) == choice.text
+            assert [t for c in own if c.logprobs for t in c.logprobs.token_logprobs] == (
+                choice.logprobs.token_logprobs
+            )
+            assert own[-1].finish_reason == "length"
+        return
+    assert [c.text for c in whole.choices] == [PROMPT, "".join(whole.choices[1].logprobs.tokens)]
+    assert whole.usage.completion_tokens == 0 and whole.choices[0].finish_reason == "length"
+    wanted = wanted_logprobs(folder, ids)
+    for choice, given in zip(whole.choices, (ids, ids[:7]), strict=True):
+        found = choice.logprobs
+        assert len(found.tokens) == len(given) and found.token_logprobs[0] is None
+        for i, token in enumerate(given[1:], 1):
+            assert found.token_logprobs[i] == pytest.approx(wanted[i - 1, token].item(), abs=1e-3)
+
+
+def test_no_answer_and_no_prompt_is_nothing(kept):
+    body = {"model": "m", "prompt": "x", "max_tokens": 0}
+    refused = httpx.post(f"{kept.url}/v1/completions", json=body)
+    assert refused.status_code == 400 and "max_tokens" in refused.text
+    body |= {"echo": True}
+    answer = httpx.post(f"{kept.url}/v1/completions", json=body).json()
+    assert answer["choices"][0]["text"] == "x" and answer["choices"][0]["logprobs"] is None
 
 
 def test_the_figures_are_the_same_warm_and_cold(client, kept):

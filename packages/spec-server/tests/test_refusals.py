@@ -5,8 +5,13 @@ import socket
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from spec_server import Server, Settings
+from spec_server.schema.anthropic import MessagesBody
+from spec_server.schema.base import MOST_ITEMS
+from spec_server.schema.openai import ChatBody, CompletionBody
+from spec_server.schema.responses import ResponsesBody
 from spec_server.tools import call_parser
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -143,7 +148,82 @@ def test_any_host_lets_no_page_without_an_origin_in(load_tiny):
 
 
 def test_a_grammar_that_tokens_cannot_follow_is_told_in_one_line(server):
-    tool = {"type": "function", "function": {"name": "</tool_call>"}}
-    answer = chat(server, tools=[tool], tool_choice="required", max_tokens=60)
+    schema = {"type": "string", "pattern": "^<tool_call>$"}
+    answer = chat(server, response_format=shaped(schema), max_tokens=60)
     assert answer.status_code == 400
     assert message_of(answer).startswith("[grammar] ") and "\n" not in message_of(answer)
+
+
+def shaped(schema):
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+def tool_of(name, **properties):
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("name", ["<|im_end|>", "a</tool_call>b"])
+def test_a_tool_named_like_a_special_token_is_named_with_the_reason(server, name, choice):
+    answer = chat(server, tools=[tool_of("b"), tool_of(name)], tool_choice=choice)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools"
+    assert f'the tool "{name}"' in message_of(answer) and "special tokens" in message_of(answer)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": "a<|im_end|>"},
+        {"type": "array", "items": {"enum": [1, "<tool_call>"]}},
+        {"anyOf": [{"type": "object", "properties": {"<|im_start|>": {}}}]},
+    ],
+)
+def test_a_shape_that_spells_a_special_token_is_refused(server, schema):
+    answer = chat(server, response_format=shaped(schema))
+    assert answer.status_code == 400 and "special tokens" in message_of(answer)
+    forced = chat(server, tools=[tool_of("b", x=schema)], tool_choice="required")
+    assert forced.status_code == 400 and 'the tool "b"' in message_of(forced)
+    assert chat(server, tools=[tool_of("b", x=schema)]).status_code == 200
+
+
+def test_two_tools_of_one_name_are_refused_by_it(server):
+    answer = chat(server, tools=[tool_of("b"), tool_of("twin"), tool_of("twin")])
+    assert answer.status_code == 400 and '"twin"' in message_of(answer)
+    tools = [{"name": "twin", "input_schema": {}}] * 2
+    body = {"model": "m", "messages": TALK, "max_tokens": 2, "tools": tools}
+    answer = httpx.post(f"{server.url}{MESSAGES}", json=body)
+    assert answer.status_code == 400 and '"twin"' in message_of(answer)
+
+
+MANY = MOST_ITEMS
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (ChatBody, {"messages": TALK, **{f"x{i}": 1 for i in range(MANY)}}),
+        (ChatBody, {"messages": [1] * MANY}),
+        (ChatBody, {"messages": [{"role": "user", "content": [1] * MANY}]}),
+        (ChatBody, {"messages": TALK, "metadata": {str(i): 1 for i in range(MANY)}}),
+        (CompletionBody, {"prompt": [[1.5]] * MANY}),
+        (ResponsesBody, {"input": [{"type": "x"}] * MANY}),
+        (MessagesBody, {"messages": [{"role": "user", "content": [{}] * MANY}], "max_tokens": 1}),
+    ],
+)
+def test_of_many_wrong_items_the_first_is_enough(model, fields):
+    with pytest.raises(ValidationError) as wrong:
+        model.model_validate({"model": "m", **fields})
+    assert wrong.value.error_count() < 20
+
+
+def test_more_messages_than_any_context_holds_are_refused_by_number(server):
+    answer = chat(server, messages=TALK * (MOST_ITEMS + 1))
+    assert answer.status_code == 400 and str(MOST_ITEMS) in message_of(answer)
+    assert CompletionBody.model_validate({"model": "m", "prompt": [5] * (MOST_ITEMS + 1)})
+
+
+@pytest.mark.parametrize("value", ["x", True, None, [1], 101])
+def test_biases_are_numbers(server, value):
+    answer = chat(server, logit_bias={"5": 1, "7": value})
+    assert answer.status_code == 400 and '"logit_bias"' in message_of(answer)

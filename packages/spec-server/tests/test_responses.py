@@ -81,33 +81,6 @@ def test_the_round_trip_of_a_call(client):
     assert last.output_text == SCRIPTS["plain"]
 
 
-AGENT = {
-    "model": "gpt-5-codex",
-    "instructions": "You are a coding agent.",
-    "input": [
-        {"type": "message", "role": "developer",
-         "content": [{"type": "input_text", "text": "<permissions>"}]},
-        {"type": "message", "role": "user",
-         "content": [{"type": "input_text", "text": "say:plain;"}]},
-    ],
-    "tools": [SHELL, {"type": "web_search", "external_web_access": False}, {"type": "local_shell"}],
-    "tool_choice": "auto",
-    "parallel_tool_calls": False,
-    "reasoning": {"effort": "medium", "summary": "auto"},
-    "store": False,
-    "stream": True,
-    "include": ["reasoning.encrypted_content"],
-    "prompt_cache_key": "0198",
-}  # fmt: skip
-
-
-def test_the_shape_of_a_coding_agent_is_accepted(scripted):
-    answer = httpx.post(f"{scripted.url}/v1/responses", json={**AGENT, "temperature": 0})
-    assert answer.status_code == 200, answer.text
-    assert "event: response.completed" in answer.text and "web_search" in answer.text
-    assert "Hello there, friend." in answer.text
-
-
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [("{}", 200), ("", 200), (None, 200), ({"a": 1}, 200), ("null", 200), ("{", 400), ([1], 400)],

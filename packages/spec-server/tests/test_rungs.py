@@ -68,6 +68,20 @@ def test_a_conversation_that_shares_the_system_prompt_goes_on_from_a_rung(
         assert server.engine.prefix.nbytes <= server.engine.prefix.budget
 
 
+@pytest.mark.parametrize("model_type", TYPES)
+def test_rungs_outlive_the_server_on_disk(folder, model_type, tmp_path):
+    load = loader(folder, model_type, lookup)
+    settings = Settings(port=0, prefill_chunk=256, prefix_dir=tmp_path / "states")
+    with Server(load, Settings(port=0, prefix_bytes=0)) as server:
+        cold = complete(server, SECOND)
+    with Server(load, settings) as server:
+        complete(server, FIRST)
+    with Server(load, settings) as server:
+        text, n_cached = complete(server, SECOND)
+        assert text == cold[0] and n_cached >= 768
+        assert server.engine.prefix.nbytes <= server.engine.prefix.budget
+
+
 def test_rungs_thin_out_within_their_share(folder):
     target, _ = target_of(folder, "qwen3_5")
     cache = target.make_cache()

@@ -23,11 +23,11 @@ from mlx.utils import tree_flatten
 from spec_server.jobs import Served, common_prefix
 
 _log = logging.getLogger("spec_server")
-_FORMAT = 1
+_FORMAT = 2
 _SAMPLE = 64  # numbers of each weight that go into the fingerprint
 _PASSING = ".part"
 
-Rebuild = Callable[[Sequence[mx.array], Sequence[dict[str, Any]], int], Any]
+Rebuild = Callable[[Sequence[mx.array], dict[str, Any], int], Any]
 
 
 @dataclass(frozen=True, slots=True)

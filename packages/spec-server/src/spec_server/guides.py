@@ -7,7 +7,7 @@ grammar allows after the drafts before it: speculation and grammar together stay
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -38,6 +38,11 @@ class Grammars:
             tokenizer, n_vocab=vocab_size, eos_token=sorted(stop_ids)
         )
         self.vocab_size = vocab_size
+        self.special = tuple(  # texts that stand for one token, so that no grammar can spell them
+            text
+            for text, token in tokenizer.get_added_vocab().items()
+            if self._tokenizer.is_special_token(token)
+        )
 
     def check(self, grammar: str) -> str | None:
         """What is wrong with a grammar, or None."""
@@ -55,6 +60,24 @@ def schema_grammar(schema: dict[str, Any]) -> str:
         ValueError: the schema cannot be written as JSON.
     """
     return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+
+
+def spelled_texts(schema: Any) -> Iterator[str]:
+    """The texts that an answer must spell to satisfy a schema: names, constants, choices."""
+    left = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left += part
+        elif isinstance(part, dict):
+            for key, value in part.items():
+                if key in ("const", "enum", "required"):
+                    yield json.dumps(value, ensure_ascii=False)
+                elif key == "properties" and isinstance(value, dict):
+                    yield from value
+                    left += value.values()
+                else:
+                    left.append(value)
 
 
 class GrammarGuide:

@@ -32,7 +32,7 @@ class Ask:
 
     Attributes:
         prompt: Ids, at least one.
-        max_tokens: Most tokens to emit.
+        max_tokens: Most tokens to emit; 0 only forwards the prompt.
         sampling: How to draw.
         stop: Strings that end the text.
         top_logprobs: Alternatives per token; None for no log-probabilities at all.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from spec_core.text import TextStream
 from spec_server.answer import Marks
 from spec_server.jobs import TokenInfo
 from spec_server.words import Words
@@ -71,15 +72,53 @@ def chat_entries(tokens: Sequence[TokenInfo], words: Words) -> list[dict[str, An
     ]
 
 
+class TextPlaces:
+    """Where the tokens of one answer begin in its text.
+
+    Args:
+        words: Of the model.
+        prompt: Ids before the answer.
+        echo: What the text begins with.
+    """
+
+    def __init__(self, words: Words, prompt: Sequence[int], echo: str) -> None:
+        self._words = words
+        self._prompt = prompt
+        self._echo = echo
+        self._stream = TextStream(words.decode, (), prompt[-4:])
+        self._n = len(echo)
+
+    def echoed(self) -> list[int]:
+        """Offsets of the prompt's tokens; a start token that the text lacks takes no room."""
+        stream, n, offsets = TextStream(self._words.decode_all), 0, list[int]()
+        for i, token in enumerate(self._prompt):
+            added = i == 0 and token == self._words.hf.bos_token_id
+            if added and not self._echo.startswith(self._words.decode_all([token])):
+                offsets.append(0)
+                continue
+            at, n = self._place(token, stream.push(token), n)
+            offsets.append(min(at, len(self._echo)))
+        return offsets
+
+    def next(self, tokens: Sequence[TokenInfo]) -> list[int]:
+        """Offsets of the answer's next tokens."""
+        offsets: list[int] = []
+        for token in tokens:
+            at, self._n = self._place(token.id, self._stream.push(token.id), self._n)
+            offsets.append(at)
+        return offsets
+
+    def _place(self, token: int, added: str, n: int) -> tuple[int, int]:
+        """Where a token begins that made `added` final after n characters, and where it ends."""
+        own, end = self._words.token_text(token), n + len(added)
+        # Bytes before it that turned out to be no character became final with it.
+        return (end - len(own) if own and added.endswith(own) else n), end
+
+
 def legacy_entries(
-    tokens: Sequence[TokenInfo], words: Words, offset: int, n_top: int
-) -> tuple[dict[str, Any], int]:
-    """`choices[].logprobs` of /v1/completions, and the offset after these tokens."""
-    texts = [words.token_text(token.id) for token in tokens]
-    offsets: list[int] = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+    tokens: Sequence[TokenInfo], offsets: Sequence[int], words: Words, n_top: int
+) -> dict[str, Any]:
+    """`choices[].logprobs` of /v1/completions."""
     tops = [
         # Of tokens with one text, such as parts of characters, the likeliest is told.
         {words.token_text(i): lp for i, lp in reversed(token.top)}
@@ -87,10 +126,9 @@ def legacy_entries(
         else None
         for token in tokens
     ]
-    entries = {
-        "tokens": texts,
+    return {
+        "tokens": [words.token_text(token.id) for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
         "top_logprobs": tops if n_top else None,
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
-    return entries, offset

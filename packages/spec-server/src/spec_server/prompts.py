@@ -6,6 +6,7 @@ come in on worker threads and are served one at a time.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Any
 from spec_server.answer import Marks
 from spec_server.calls import CallSyntax, call_grammar, term
 from spec_server.errors import Refusal
-from spec_server.guides import Grammars, schema_grammar
+from spec_server.guides import Grammars, schema_grammar, spelled_texts
 from spec_server.jobs import Budget
 from spec_server.words import Words
 
@@ -76,7 +77,6 @@ class Prompter:
         self.wrapper = tokenizer.wrapper
         self.vocab_size = vocab_size
         self._lock = threading.Lock()
-        self._grammars: Grammars | None = None
         template = getattr(self.words.hf, "chat_template", None)
         self.template = template if isinstance(template, str) else ""
 
@@ -144,10 +144,11 @@ class Prompter:
     def check_grammar(self, grammar: str) -> str | None:
         """What is wrong with a grammar, or None."""
         with self._lock:
-            if self._grammars is None:
-                stops = sorted(self.words.stop_ids)
-                self._grammars = Grammars(self.words.hf, self.vocab_size, stops)
-            return self._grammars.check(grammar)
+            return self._compiler.check(grammar)
+
+    @cached_property
+    def _compiler(self) -> Grammars:
+        return Grammars(self.words.hf, self.vocab_size, sorted(self.words.stop_ids))
 
     def chat(self, chat: Chat) -> Prompt:
         """Ids of a conversation, ready for the answer.
@@ -165,6 +166,7 @@ class Prompter:
                 "[tools] The model's chat template has no tools. Leave them out.", param="tools"
             )
         with self._lock:
+            self._check_texts(chat)
             text = self._render_all(chat)
             in_reasoning = self._ends_in_reasoning(text) and not chat.continue_last
             if in_reasoning and chat.thinking is False and self.think is not None:
@@ -174,6 +176,40 @@ class Prompter:
         call = self.call if chat.tools else None
         bare = bool(chat.tools) and self.bare_calls
         return Prompt(ids, Marks(self.think, call, in_reasoning, bare), grammar)
+
+    def _check_texts(self, chat: Chat) -> None:
+        """See that tools are told apart, and that nothing an answer must spell ends or splits it.
+
+        Raises:
+            Refusal: two tools have one name, or a text holds one of the model's special tokens.
+        """
+        names = [tool["function"]["name"] for tool in chat.tools]
+        for name, n in Counter(names).items():
+            if n > 1:
+                raise Refusal(f'"tools" must have a name each, got "{name}" twice.', param="tools")
+            self._check_text(name, f'the tool "{name}"', "tools")
+        if chat.schema is not None:
+            for text in spelled_texts(chat.schema):
+                self._check_text(text, f"the schema's {text}", "response_format")
+        for tool in chat.tools if chat.must_call or chat.schema is not None else ():
+            name = tool["function"]["name"]
+            for text in spelled_texts(tool["function"].get("parameters")):
+                self._check_text(text, f'{text} of the tool "{name}"', "tools")
+
+    def _check_text(self, text: str, where: str, param: str) -> None:
+        if not any(token in text for token in self._added):
+            return
+        for token in self._compiler.special:
+            if token in text:
+                raise Refusal(
+                    f"[{param}] What is to be written must not hold special tokens of the model, "
+                    f'got "{token}" in {where[:200]}. Change it.',
+                    param=param,
+                )
+
+    @cached_property
+    def _added(self) -> tuple[str, ...]:
+        return tuple(token for token in self.words.hf.get_added_vocab() if token.strip())
 
     def _grammar(self, chat: Chat) -> str | None:
         """What the answer must match: a shape, calls, or either."""

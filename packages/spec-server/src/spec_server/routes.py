@@ -49,6 +49,8 @@ def add_openai(app: FastAPI, service: Service) -> None:
         prompter = service.prompter
         if body.stream_options is not None and not body.stream:
             raise Refusal('"stream_options" is only for "stream": true.', param="stream_options")
+        if body.max_tokens == 0 and not body.echo:
+            raise Refusal('"max_tokens" must be at least 1 without "echo".', param="max_tokens")
         wish = wish_of(
             body, max_tokens=body.max_tokens, top_logprobs=body.logprobs, echo=bool(body.echo)
         )

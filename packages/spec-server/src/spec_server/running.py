@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -92,7 +93,7 @@ class Machinery:
         generation.row = batch.add(
             pair,
             ask.prompt,
-            max_tokens=ask.max_tokens,
+            max_tokens=max(ask.max_tokens, 1),  # the loop draws one; it is left out for none
             sampling=ask.sampling,
             cap=self.served.make_cap(ask.max_draft),
             stop_strings=ask.stop,
@@ -168,6 +169,9 @@ class Generation:
         events: list[Event] = []
         if ask.score_prompt and round_.kind == "prefill":
             events.append(Scored(tuple(self._scored)))
+        if ask.max_tokens == 0:
+            figures = replace(self._figures(), completion_tokens=0)
+            return [*events, Piece("", ()), End("length", None, figures)]
         texts = self._texts(round_) if ask.by_token else ()
         events.append(Piece(round_.text, self._tokens(round_), texts))
         if round_.finish_reason is not None:

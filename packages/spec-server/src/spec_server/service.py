@@ -85,6 +85,8 @@ class Service:
         budget = None
         if wish.reasoning_tokens is not None and chat is not None and chat.marks.think is not None:
             budget = self.prompter.budget(wish.reasoning_tokens, chat.marks)
+        limit = min(wish.max_tokens, _ENDLESS) if wish.max_tokens is not None else default
+        limit = _ENDLESS if limit is None else limit
         asks = []
         for prompt in prompts:
             for i in range(wish.n):
@@ -94,7 +96,7 @@ class Service:
                 asks.append(
                     Ask(
                         prompt=prompt,
-                        max_tokens=min(wish.max_tokens or default or _ENDLESS, _ENDLESS),
+                        max_tokens=limit,
                         sampling=replace(wish.sampling, seed=seed),
                         stop=wish.stop,
                         top_logprobs=wish.top_logprobs,

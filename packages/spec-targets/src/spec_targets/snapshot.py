@@ -124,16 +124,21 @@ class FrozenCache:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        rungs = sum(rung_bytes(rung) for rung in self.rungs.values())
-        return rungs + sum(array.nbytes for array in self.arrays())
+        return sum(array.nbytes for array in self.arrays())
 
     def arrays(self) -> list[mx.array]:
-        """All arrays but those of rungs, in order, for writing them to a file."""
-        return [array for entry in self.entries for array in entry.leaves()]
+        """All arrays, those of rungs last, in order, for writing them to a file."""
+        rungs = [entry for rung in self.rungs.values() for entry in rung if entry is not None]
+        return [array for entry in (*self.entries, *rungs) for array in entry.leaves()]
 
-    def layout(self) -> list[dict[str, Any]]:
+    def layout(self) -> dict[str, Any]:
         """Everything but the arrays, as JSON values."""
-        return [entry.layout() for entry in self.entries]
+        rungs = [[n, [_layout(entry) for entry in rung]] for n, rung in self.rungs.items()]
+        return {"entries": [entry.layout() for entry in self.entries], "rungs": rungs}
+
+
+def _layout(entry: FrozenEntry | None) -> dict[str, Any] | None:
+    return entry.layout() if entry is not None else None
 
 
 def rung_bytes(rung: Rung) -> int:
@@ -153,17 +158,19 @@ def take_rung(entries: Sequence[Any], offset: int) -> Rung | None:
     return rung if sum(entry is not None for entry in rung) == len(stuck) else None
 
 
-def rebuilt(
-    arrays: Sequence[mx.array], layout: Sequence[dict[str, Any]], offset: int
-) -> FrozenCache:
+def rebuilt(arrays: Sequence[mx.array], layout: dict[str, Any], offset: int) -> FrozenCache:
     """The frozen cache that `arrays` and `layout` were taken from.
 
     Raises:
         KeyError, TypeError, StopIteration: they do not belong together.
     """
     left = iter(arrays)
-    entries = tuple(_entry(described, left) for described in layout)
-    return FrozenCache(entries, offset)
+    entries = tuple(_entry(described, left) for described in layout["entries"])
+    rungs = {
+        int(n): tuple(None if one is None else _entry(one, left) for one in rung)
+        for n, rung in layout["rungs"]
+    }
+    return FrozenCache(entries, offset, rungs)
 
 
 def _entry(described: dict[str, Any], left: Iterator[mx.array]) -> FrozenEntry:

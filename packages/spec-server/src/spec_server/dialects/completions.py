@@ -7,7 +7,7 @@ from spec_server.dialects.common import openai_usage, sse, x_spec
 from spec_server.errors import body_of
 from spec_server.exchange import Broken, Exchange
 from spec_server.jobs import End, Figures, Piece, Scored, TokenInfo
-from spec_server.logprobs import legacy_entries
+from spec_server.logprobs import TextPlaces, legacy_entries
 from spec_server.schema.base import Wish
 from spec_server.words import Words
 
@@ -45,24 +45,19 @@ class CompletionAnswer:
             "system_fingerprint": None,
         }
         self._ends: dict[int, End] = {}
-        n = len(exchange.asks)
-        self._offsets = [0] * n
-        self._echoes = list(echoes) or [""] * n  # not sent yet
+        echoes = list(echoes) or [""] * len(exchange.asks)
+        self._choices = [
+            _Choice(words, ask.prompt, echo, wish.top_logprobs)
+            for ask, echo in zip(exchange.asks, echoes, strict=True)
+        ]
 
     async def whole(self) -> dict[str, Any]:
         """The finished completion."""
-        n = len(self._exchange.asks)
-        texts, tokens = [""] * n, [list[TokenInfo]() for _ in range(n)]
+        texts = [""] * len(self._choices)
         async for item in self._exchange.events():
-            if item is None:
-                continue
-            index, event = item
-            if isinstance(event, Piece | Scored):
-                texts[index] += self._text(index, event)
-                tokens[index] += event.tokens
-            elif isinstance(event, End):
-                self._ends[index] = event
-        choices = [self._choice(i, texts[i], tokens[i], self._ends[i].reason) for i in range(n)]
+            if item is not None and isinstance(item[1], Piece | Scored | End):
+                texts[item[0]] += self._take(*item)
+        choices = [self._choice(i, text, self._ends[i].reason) for i, text in enumerate(texts)]
         return {**self._base, "choices": choices, "usage": self._usage(), "x_spec": self._told()}
 
     async def stream(self, silence_s: float) -> AsyncIterator[bytes]:
@@ -70,16 +65,16 @@ class CompletionAnswer:
         try:
             async for item in self._exchange.events(silence_s):
                 if item is None:
-                    yield self._chunk(0, "", [], None)
+                    yield self._chunk(0, "", None)
                     continue
                 index, event = item
-                if isinstance(event, Piece | Scored):
-                    text = self._text(index, event)
-                    if text or self._wish.top_logprobs is not None:
-                        yield self._chunk(index, text, list(event.tokens), None)
-                elif isinstance(event, End):
-                    self._ends[index] = event
-                    yield self._chunk(index, "", [], event.reason)
+                if not isinstance(event, Piece | Scored | End):
+                    continue
+                text = self._take(index, event)
+                if isinstance(event, End):
+                    yield self._chunk(index, text, event.reason)
+                elif text or self._choices[index].ready:
+                    yield self._chunk(index, text, None)
         except Broken as broken:
             yield sse(body_of(broken.as_refusal(), "openai"))
             return
@@ -88,26 +83,20 @@ class CompletionAnswer:
             yield sse({**last, "usage": self._usage()})
         yield b"data: [DONE]\n\n"
 
-    def _text(self, index: int, event: Piece | Scored) -> str:
-        """The text of an event, the prompt in front of the first one."""
-        echo, self._echoes[index] = self._echoes[index], ""
-        return echo + (event.text if isinstance(event, Piece) else "")
+    def _take(self, index: int, event: Piece | Scored | End) -> str:
+        """Take in an event; returns the text that it adds."""
+        if isinstance(event, End):
+            self._ends[index] = event
+        return self._choices[index].take(event)
 
-    def _chunk(self, index: int, text: str, tokens: list[TokenInfo], reason: str | None) -> bytes:
+    def _chunk(self, index: int, text: str, reason: str | None) -> bytes:
         extra = {}
         if reason is not None and not self._include_usage and index == 0:
             extra["x_spec"] = x_spec(self._ends[index].figures)
-        return sse({**self._base, "choices": [self._choice(index, text, tokens, reason)], **extra})
+        return sse({**self._base, "choices": [self._choice(index, text, reason)], **extra})
 
-    def _choice(
-        self, index: int, text: str, tokens: list[TokenInfo], reason: str | None
-    ) -> dict[str, Any]:
-        logprobs = None
-        n_top = self._wish.top_logprobs
-        if n_top is not None and tokens:
-            logprobs, self._offsets[index] = legacy_entries(
-                tokens, self._words, self._offsets[index], n_top
-            )
+    def _choice(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
+        logprobs = self._choices[index].logprobs()
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def _figures(self) -> list[Figures]:
@@ -123,3 +112,48 @@ class CompletionAnswer:
 
     def _told(self) -> dict[str, Any]:
         return x_spec(self._figures()[0], self._wish.notices)
+
+
+class _Choice:
+    """One text being put together, with the tokens that begin in it.
+
+    Args:
+        words: For the texts of tokens.
+        prompt: Ids before it.
+        echo: What it begins with.
+        n_top: Alternatives per token; None for no log-probabilities.
+    """
+
+    def __init__(self, words: Words, prompt: Sequence[int], echo: str, n_top: int | None) -> None:
+        self._words = words
+        self._n_top = n_top
+        self._echo = echo  # not handed out yet
+        self._places = TextPlaces(words, prompt, echo)
+        self._n_said = 0
+        self._held: list[tuple[TokenInfo, int]] = []  # with the text that they stand for
+        self.ready: list[tuple[TokenInfo, int]] = []
+
+    def take(self, event: Piece | Scored | End) -> str:
+        """Take in an event; returns the text that it adds, the prompt in front of the first."""
+        text, self._echo = self._echo, ""
+        text += event.text if isinstance(event, Piece) else ""
+        self._n_said += len(text)
+        if self._n_top is None:
+            return text
+        if not isinstance(event, End):
+            scored = isinstance(event, Scored)
+            places = self._places.echoed() if scored else self._places.next(event.tokens)
+            self._held += zip(event.tokens, places, strict=True)
+        cut = isinstance(event, End) and event.stop_string is not None
+        done = isinstance(event, End) and not cut
+        self.ready += [pair for pair in self._held if done or pair[1] < self._n_said]
+        self._held = [pair for pair in self._held if not done and pair[1] >= self._n_said]
+        return text
+
+    def logprobs(self) -> dict[str, Any] | None:
+        """Those of the tokens that became ready; None without any."""
+        pairs, self.ready = self.ready, []
+        if not pairs or self._n_top is None:
+            return None
+        tokens, places = zip(*pairs, strict=True)
+        return legacy_entries(tokens, places, self._words, self._n_top)

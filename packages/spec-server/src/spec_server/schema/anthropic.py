@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from spec_server.errors import Refusal
 from spec_server.prompts import Chat
@@ -25,6 +25,8 @@ from spec_server.schema.base import (
     stops_of,
 )
 from spec_server.tools import history_arguments
+
+_BY_TYPE = Field(discriminator="type")
 
 
 class CacheControl(Strict):
@@ -71,19 +73,25 @@ class ToolUseBlock(Strict):
     caller: Any = None
 
 
+class MediaBlock(BaseModel):
+    """An image or a document: read, so that it can be refused where it stands."""
+
+    type: Literal["image", "document"]
+
+
 class ToolResultBlock(Strict):
     """What a call gave."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[Annotated[TextBlock | MediaBlock, _BY_TYPE]] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock,
-    Field(discriminator="type"),
+    TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock | MediaBlock,
+    _BY_TYPE,
 ]
 
 
@@ -146,12 +154,27 @@ class OutputConfig(Strict):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
+class KeepThinking(Strict):
+    """Reasoning of earlier turns stays, all of it, as it does here anyway."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(Strict):
+    """What to take out of the conversation: nothing."""
+
+    edits: list[KeepThinking] | None = None
+
+
 class CountBody(Strict):
     """Body of /v1/messages/count_tokens."""
 
     model: str
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # the older place of output_config.format
     messages: Annotated[list[Message], Field(min_length=1)]
     system: str | list[TextBlock] | None = None
     tools: list[Tool] | None = None
@@ -188,8 +211,13 @@ def messages_wish(body: MessagesBody, *, knows_effort: bool, reasons: bool) -> C
     """
     chat, notices = chat_of(body)
     config = body.output_config or OutputConfig()
-    if config.format is not None:
-        chat = replace(chat, schema=config.format.schema_)
+    if config.format is not None and body.output_format is not None:
+        raise Refusal(
+            "output_format: the same as output_config.format; give one.", param="output_format"
+        )
+    shape = config.format or body.output_format
+    if shape is not None:
+        chat = replace(chat, schema=shape.schema_)
     if config.effort is not None and knows_effort:
         chat = replace(chat, effort=config.effort)
     elif config.effort is not None:
@@ -302,7 +330,9 @@ def _turn(message: Message, where: str) -> list[dict[str, Any]]:
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
-    for block in message.content:
+    for i, block in enumerate(message.content):
+        if isinstance(block, MediaBlock):
+            raise _no_media(block, f"{where}.content.{i}")
         if isinstance(block, TextBlock):
             texts.append(block.text)
         elif isinstance(block, ThinkingBlock):
@@ -312,7 +342,7 @@ def _turn(message: Message, where: str) -> list[dict[str, Any]]:
             call = {"name": block.name, "arguments": arguments}
             calls.append({"id": block.id, "type": "function", "function": call})
         elif isinstance(block, ToolResultBlock):
-            results.append(_result(block))
+            results.append(_result(block, f"{where}.content.{i}.tool_result"))
     if (calls or reasoning) and message.role != "assistant":
         raise Refusal(f"{where}: tool_use and thinking are for assistant turns only.", param=where)
     if results and message.role != "user":
@@ -327,10 +357,21 @@ def _turn(message: Message, where: str) -> list[dict[str, Any]]:
     return [turn]
 
 
-def _result(block: ToolResultBlock) -> dict[str, Any]:
+def _no_media(block: MediaBlock, where: str) -> Refusal:
+    """The refusal in the API's own words for its place, by which clients take the block out."""
+    where = f"{where}.{block.type}"
+    return Refusal(f"{where}: this server takes text only. Leave it out.", param=where)
+
+
+def _result(block: ToolResultBlock, where: str) -> dict[str, Any]:
     content = block.content or ""
     if not isinstance(content, str):
-        content = joined_text([part.text for part in content])
+        texts: list[str] = []
+        for i, part in enumerate(content):
+            if isinstance(part, MediaBlock):
+                raise _no_media(part, f"{where}.content.{i}")
+            texts.append(part.text)
+        content = joined_text(texts)
     if block.is_error:
         content = f"Error: {content}"
     return {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}

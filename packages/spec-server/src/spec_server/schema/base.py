@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    model_validator,
+)
 
 from spec_core import Sampling
 from spec_server.errors import Refusal
@@ -12,8 +19,10 @@ from spec_server.prompts import Chat
 
 NO_REASONING = "This model does not reason apart, so the thinking asked for changes nothing."
 NO_DEGREES = "This model's reasoning has no degrees, so the effort asked for changes nothing."
+NO_VERBOSITY = "This model has no degrees of verbosity, so the one asked for changes nothing."
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
+MOST_ITEMS = 10_000  # messages, parts, tools
 
 Temperature = Annotated[float, Field(ge=0)]
 TopP = Annotated[float, Field(gt=0, le=1)]
@@ -25,10 +34,42 @@ Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Limit = Annotated[int, Field(ge=1)]
 
 
+def _texts(found: dict[str, Any]) -> dict[str, str]:
+    wrong = next((key for key, value in found.items() if not isinstance(value, str)), None)
+    if wrong is not None:
+        raise ValueError(f'should hold text under "{wrong[:40]}"')
+    return found
+
+
+Texts = Annotated[dict[str, Any], AfterValidator(_texts)]
+
+
+def _end_lists_early(schema: Any) -> None:
+    parts = schema.values() if isinstance(schema, dict) else schema
+    if isinstance(schema, dict) and schema.get("type") == "list":
+        schema["fail_fast"] = True
+        if schema.get("items_schema", {}).get("type") != "int":  # a prompt of ids is not limited
+            schema["max_length"] = MOST_ITEMS
+    for part in parts:
+        if isinstance(part, dict | list | tuple):
+            _end_lists_early(part)
+
+
 class Strict(BaseModel):
-    """No coercion, no unknown fields, no NaN; a field that is null counts as absent."""
+    """No coercion, no unknown fields, no NaN; a field that is null counts as absent.
+
+    The first thing that is wrong is told, and nothing is looked at behind it: a body of a million
+    wrong items costs no more than one.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Pydantic's own, but that lists end at the first wrong item."""
+        schema = handler(source)
+        _end_lists_early(schema)
+        return schema
 
     @model_validator(mode="before")
     @classmethod
@@ -36,7 +77,11 @@ class Strict(BaseModel):
         """Clients send every field they know, unknown ones too, with null for "not given"."""
         if not isinstance(data, dict):
             return data
-        return {key: value for key, value in data.items() if value is not None}
+        given = {key: value for key, value in data.items() if value is not None}
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for key in [key for key in given if key not in known][1:]:
+            del given[key]
+        return given
 
 
 class Extension(Strict):
@@ -131,7 +176,7 @@ def stops_of(stop: str | list[str] | None, param: str, most: int = 16) -> tuple[
     return stops
 
 
-def biases_of(logit_bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
+def biases_of(logit_bias: dict[str, Any] | None) -> tuple[tuple[int, float], ...]:
     """Token biases by id.
 
     Raises:
@@ -143,9 +188,11 @@ def biases_of(logit_bias: dict[str, float] | None) -> tuple[tuple[int, float], .
             raise Refusal(
                 f'"logit_bias" must have token ids as keys, got "{key[:40]}".', param="logit_bias"
             )
-        if not -100 <= value <= 100:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not -100 <= value <= 100:
+            shown = f"{value!r}"[:40]
             raise Refusal(
-                f'"logit_bias" must hold numbers in -100..100, got {value}.', param="logit_bias"
+                f'"logit_bias" must hold numbers in -100..100, got {shown}.', param="logit_bias"
             )
         result.append((int(key), float(value)))
     return tuple(result)

@@ -20,6 +20,7 @@ from spec_server.schema.base import (
     Seed,
     Strict,
     Temperature,
+    Texts,
     TopK,
     TopP,
     Wish,
@@ -141,7 +142,7 @@ class Common(Strict):
     max_tokens: Limit | None = None
     stop: str | list[str] | None = None
     seed: Seed | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -164,7 +165,7 @@ class ChatBody(Common):
     chat_template_kwargs: TemplateArguments | None = None
     reasoning_effort: str | None = None
     modalities: list[Literal["text"]] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Texts | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
@@ -176,6 +177,7 @@ class CompletionBody(Common):
     """Body of /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: Literal[1] | None = None

@@ -10,6 +10,7 @@ from spec_server.prompts import Chat
 from spec_server.schema.base import (
     MOST_LOGPROBS,
     NO_DEGREES,
+    NO_VERBOSITY,
     ChatWish,
     Extension,
     Limit,
@@ -17,6 +18,7 @@ from spec_server.schema.base import (
     Seed,
     Strict,
     Temperature,
+    Texts,
     TopK,
     TopP,
     Wish,
@@ -98,7 +100,7 @@ class TextSettings(Strict):
     """Settings of the text."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class Reasoning(Strict):
@@ -149,8 +151,8 @@ class ResponsesBody(Strict):
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    metadata: dict[str, str] | None = None
-    client_metadata: dict[str, str] | None = None
+    metadata: Texts | None = None
+    client_metadata: Texts | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -175,6 +177,8 @@ def responses_wish(body: ResponsesBody, *, knows_effort: bool) -> ChatWish:
     thinking = None if effort is None else effort != "none"
     if effort not in (None, "none") and not knows_effort:
         notices = (*notices, NO_DEGREES)
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        notices = (*notices, NO_VERBOSITY)
     wants_logprobs = body.top_logprobs or "message.output_text.logprobs" in (body.include or ())
     extension = body.x_spec or Extension()
     wish = Wish(
