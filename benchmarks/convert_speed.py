@@ -1,11 +1,12 @@
 """MB/s of `spec-convert convert` beside `cp`, per GGUF type, on one core.
 
-    uv run benchmarks/convert_speed.py --folder /dev/shm --megabytes 640
+    uv run benchmarks/convert_speed.py --folder FOLDER --megabytes 640 [--synced]
 
 Synthetic files, alternating runs, medians. MB are those of the source. "cpu" is user and system
 time, which a busy machine inflates less; the start of Python is measured and left out. The output
 is larger than the source (scales and biases for every group), so the last column counts both: CPU
-time for each byte read or written, again beside `cp`.
+time for each byte read or written, again beside `cp`. With --synced a run ends when its output is
+on the disk, and begins with a source that is not in memory.
 """
 
 from __future__ import annotations
@@ -40,17 +41,19 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--megabytes", type=int, default=640)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--synced", action="store_true", help="until the output is on the disk")
     options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {0})
-    print(f"{options.megabytes} MB in {options.folder}, median of {options.runs}, one core")
+    synced = ", to the disk" if options.synced else ""
+    print(f"{options.megabytes} MB, median of {options.runs}, one core{synced}")
     wall, cpu = f"{'cp MB/s':>10}{'convert':>10}", f"{'cp cpu':>10}{'cpu':>10}"
     print(f"{'type':8}{wall}{'ratio':>8}{cpu}{'ratio':>8}{'a byte':>8}")
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         for kind in KINDS:
             source = Path(name) / "source.gguf"
             size = write(source, kind, options.megabytes) / 1e6
-            print_row(kind, size, *measure(source, options.runs))
+            print_row(kind, size, *measure(source, options.runs, synced=options.synced))
 
 
 def write(path: Path, kind: Kind, megabytes: int) -> int:
@@ -72,7 +75,9 @@ def write(path: Path, kind: Kind, megabytes: int) -> int:
     return count * rows.nbytes
 
 
-def measure(source: Path, runs: int) -> tuple[float, dict[str, tuple[float, float]]]:
+def measure(
+    source: Path, runs: int, *, synced: bool
+) -> tuple[float, dict[str, tuple[float, float]]]:
     """MB written, and median wall and CPU seconds of a copy, a conversion and a Python start."""
     copy, out = source.with_name("copy.gguf"), source.with_name("out")
     commands = {
@@ -84,7 +89,9 @@ def measure(source: Path, runs: int) -> tuple[float, dict[str, tuple[float, floa
     written = 0.0
     for _ in range(runs):
         for name, command in commands.items():
-            times[name].append(timed(command))
+            if synced:
+                forget(source)
+            times[name].append(timed(command, [copy, out] if synced else []))
             if out.exists():
                 written = sum(file.stat().st_size for file in out.iterdir()) / 1e6
             copy.unlink(missing_ok=True)
@@ -95,11 +102,22 @@ def measure(source: Path, runs: int) -> tuple[float, dict[str, tuple[float, floa
     }
 
 
-def timed(command: list[str]) -> tuple[float, float]:
-    """Wall and CPU seconds of a child process."""
+def forget(path: Path) -> None:
+    """Drop a file from the page cache."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def timed(command: list[str], outputs: list[Path]) -> tuple[float, float]:
+    """Wall and CPU seconds of a child process, until these outputs are on the disk."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     subprocess.run(command, check=True)
+    for path in outputs:
+        for file in path.iterdir() if path.is_dir() else [path] * path.exists():
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
     wall = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return wall, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
