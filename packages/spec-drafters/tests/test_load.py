@@ -1,6 +1,8 @@
 """What a checkpoint is follows from its files; what does not fit is refused with the remedy."""
 
+import contextlib
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,39 @@ def test_a_drafter_that_breaks_off_is_refused_by_name_and_done_without_in_auto(
     with pytest.warns(RuntimeWarning, match="Drafting by lookup: .*breaks off"):
         drafter = load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit")
     assert drafter.name == "lookup"
+
+
+@pytest.mark.parametrize("value", ["x", None, -1, 1e30, [], {}, float("nan")])
+def test_settings_of_a_wrong_kind_are_refused_or_harmless(
+    value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for make in (LAYOUTS["deepspec, own ends"], FLASH_LAYOUTS["z-lab"], EAGLE_LAYOUTS["original"]):
+        for i, key in enumerate(make().config):
+            layout = make()
+            layout.config[key] = value
+            folder = put(tmp_path / f"{id(make)}-{i}", layout)
+            target = DeepTarget() if make in EAGLE_LAYOUTS.values() else TinyTarget()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # such as a base that is not there
+                with contextlib.suppress(LoadError):
+                    load_drafter(folder, target, mode="auto")
+    layout = LAYOUTS["deepspec, own ends"]()
+    layout.config["vocab_size"] = "many"
+    folder = put(tmp_path / "words", layout)
+    with pytest.raises(LoadError, match=r'Drafter "words" must have sound settings .* \'many\''):
+        load_drafter(folder, TinyTarget())
+    monkeypatch.setattr(load_module, "locate", lambda name: folder)
+    with pytest.warns(RuntimeWarning, match="Drafting by lookup: .*sound settings"):
+        assert load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit").name == "lookup"
+
+
+def test_a_drafter_without_a_rope_base_says_which_is_taken(tmp_path: Path) -> None:
+    layout = LAYOUTS["deepspec, own ends"]()
+    theta = layout.config.pop("rope_theta")
+    with pytest.warns(RuntimeWarning, match=r'holds no "rope_theta", so 1e\+06 is taken'):
+        load_drafter(put(tmp_path / "none", layout), TinyTarget())
+    layout.config["rope_scaling"] = {"rope_theta": theta, "rope_type": "default"}
+    load_drafter(put(tmp_path / "scaling", layout), TinyTarget())  # warnings are errors
 
 
 def test_another_mode_than_the_checkpoint_holds_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from spec_core import Drafter, LoadError, Sampling, Target
+from spec_core import Drafter, LoadError, Sampling, SpecError, Target
 from spec_core.host import host_ints
 from spec_drafters._checkpoint import Checkpoint, open_checkpoint
 from spec_drafters._eagle_config import is_eagle3
@@ -152,7 +152,15 @@ def _with_lookup(drafter: Drafter, in_front: bool) -> Drafter:
 
 def _load(name: Path | str, target: Target, mode: str, settings: dict[str, Any]) -> Drafter:
     folder = locate(name)
-    drafter = _made(folder, target, mode, settings)
+    try:
+        drafter = _made(folder, target, mode, settings)
+    except SpecError:
+        raise
+    except Exception as error:  # settings of a wrong kind fail in any way
+        raise LoadError(
+            f'[load] Drafter "{folder.name}" must have sound settings in config.json, and fails '
+            f"with: {_one_line(error)}. Use lookup, or another drafter."
+        ) from error
     _try_out(drafter, target, folder.name)
     return drafter
 
@@ -171,12 +179,16 @@ def _try_out(drafter: Drafter, target: Target, name: str) -> None:
         draft = drafter.draft(1, drafter.max_draft, sampling=Sampling(), key=key)
         host_ints(draft.tokens)  # sync: once, at load
     except Exception as error:  # whatever a checkpoint of wrong values leads to
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise LoadError(
             f'[load] Drafter "{name}" must be able to draft for this target, and breaks off: '
-            f"{reason}. Use lookup, or another drafter."
+            f"{_one_line(error)}. Use lookup, or another drafter."
         ) from error
     drafter.reset()
+
+
+def _one_line(error: Exception) -> str:
+    """What a library says, in one line; its type where it says nothing."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _made(folder: Path, target: Target, mode: str, settings: dict[str, Any]) -> Drafter:
