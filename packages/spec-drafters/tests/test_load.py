@@ -70,6 +70,9 @@ def test_mode_auto_puts_lookup_in_front(tmp_path: Path) -> None:
 def test_without_a_checkpoint_an_unknown_target_gets_lookup() -> None:
     assert isinstance(load_drafter(None, TinyTarget(), model="some/model"), LookupDrafter)
     assert isinstance(load_drafter(None, TinyTarget()), LookupDrafter)
+    for mode in ("auto", "lookup"):
+        with pytest.raises(LoadError, match='Without lookup a drafter is needed.*"baseline"'):
+            load_drafter(None, TinyTarget(), mode=mode, lookup_drafts=False)
     with pytest.raises(LoadError, match=r'Mode "dspark" needs a drafter for "some/model"'):
         load_drafter(None, TinyTarget(), mode="dspark", model="some/model")
 
@@ -143,6 +146,8 @@ def test_settings_of_a_wrong_kind_are_refused_or_harmless(
     monkeypatch.setattr(load_module, "locate", lambda name: folder)
     with pytest.warns(RuntimeWarning, match="Drafting by lookup: .*sound settings"):
         assert load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit").name == "lookup"
+    with pytest.raises(LoadError, match="sound settings"):
+        load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit", lookup_drafts=False)
 
 
 def test_a_drafter_without_a_rope_base_says_which_is_taken(tmp_path: Path) -> None:
