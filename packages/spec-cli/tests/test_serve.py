@@ -87,17 +87,6 @@ def test_states_on_disk_outlive_the_process(started):
     assert cached[0] == 0 and cached[1] > 10
 
 
-def test_a_refusal_after_the_weights_were_read_ends_the_process_in_order(tiny_folder):
-    """Weights that outlive the interpreter's end made it abort behind the message."""
-    settings = ("--port", "0", "--mode", "dspark", "--drafter", "/no/drafter")
-    child = subprocess.run(
-        [*RUN, "--model", str(tiny_folder), *settings], capture_output=True, text=True, timeout=120
-    )
-    assert child.returncode == 1, child.stderr
-    (line,) = child.stderr.splitlines()
-    assert line.startswith("[load] A drafter must be a folder")
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
