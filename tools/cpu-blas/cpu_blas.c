@@ -21,7 +21,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pool.h"
+
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, ROWS_MAX = 40, COLS = 12 };
+/* Weights up to which a call is not shared, and chunks for each thread where it is. */
+enum { ALONE = 100000, CHUNKS = 8 };
 
 typedef void (*sgemm_fn)(int, int, int, int, int, int, float, const float *, int, const float *,
                          int, float, float *, int);
@@ -143,15 +147,30 @@ static void nt_block(int m, int n, int k, float alpha, const float *a, int lda, 
   }
 }
 
+typedef struct {
+  int m, n, k, lda, ldb, ldc, blocks; /* blocks of COLS columns in a chunk */
+  float alpha, beta;
+  const float *a, *b;
+  float *c;
+} nt_call;
+
+static void nt_chunk(const void *call, int chunk) {
+  const nt_call *t = call;
+  int first = chunk * t->blocks * COLS, last = first + t->blocks * COLS;
+  if (last > t->n) last = t->n;
+  for (int j = first; j < last; j += COLS)
+    nt_block(t->m, last - j < COLS ? last - j : COLS, t->k, t->alpha, t->a, t->lda,
+             t->b + (long)j * t->ldb, t->ldb, t->beta, t->c + j, t->ldc);
+}
+
 /* c = alpha * a @ b.T + beta * c, b (n, k): a linear layer. */
 static void rows_nt(int m, int n, int k, float alpha, const float *a, int lda, const float *b,
                     int ldb, float beta, float *c, int ldc) {
-  int blocks = (n + COLS - 1) / COLS;
-#pragma omp parallel for schedule(static) if ((long)n * k > 100000)
-  for (int q = 0; q < blocks; q++) {
-    int j = q * COLS, width = n - j < COLS ? n - j : COLS;
-    nt_block(m, width, k, alpha, a, lda, b + (long)j * ldb, ldb, beta, c + j, ldc);
-  }
+  int blocks = (n + COLS - 1) / COLS, chunks = 1;
+  if ((long)n * k > ALONE && pool_threads() > 1) chunks = CHUNKS * pool_threads();
+  if (chunks > blocks) chunks = blocks;
+  nt_call call = {m, n, k, lda, ldb, ldc, (blocks + chunks - 1) / chunks, alpha, beta, a, b, c};
+  pool_run(nt_chunk, &call, (blocks + call.blocks - 1) / call.blocks);
 }
 
 /* c = alpha * a @ b + beta * c, b (k, n): attention weights times values. */

@@ -14,6 +14,11 @@ def test_a_mode_with_weights_asks_for_them(spec, tiny_folder):
     assert code == 1 and "needs a drafter" in err
 
 
+def test_without_lookup_and_without_a_drafter_there_is_a_message(spec, tiny_folder):
+    code, out, err = spec("generate", "Hi", "--model", tiny_folder, "--no-lookup-drafts")
+    assert (code, out) == (1, "") and "Without lookup a drafter is needed" in err
+
+
 def test_a_drafter_made_for_another_target_is_refused(spec, tiny_folder):
     folder = spec_demo.drafter_folder()
     for mode in ("auto", "dspark"):
@@ -58,6 +63,8 @@ def test_a_damaged_drafter_is_refused_by_name_and_done_without_in_auto(
     for named in (("--drafter", folder), ("--mode", "dspark")):
         code, out, err = spec(*settings, *named)
         assert (code, out) == (1, "") and '"model.safetensors" must be a whole' in err
+    code, _, err = spec(*settings, "--no-lookup-drafts")
+    assert code == 1 and '"model.safetensors" must be a whole' in err
     code, out, err = spec(*settings, "--json")
     assert code == 0 and "Drafting by lookup: [load]" in err
     assert json.loads(out)["mode"] == "lookup"

@@ -459,5 +459,33 @@ class ZeroProbability(ToyDrafter):
         return Draft(token, mx.array([[0.0, 1.0] + [0.0] * 10]))
 
 
+def test_a_snapshot_that_is_shortened_wrongly_fails():
+    class Remembers(ToyDrafter):
+        def draft(self, anchor, cap, *, sampling, key):  # depends on what was observed
+            return super().draft(sum(self.observed) % 12, cap, sampling=sampling, key=key)
+
+        def shortened(self, state, n_rows):
+            return state[:n_rows]
+
+    class Unable(Remembers):
+        def shortened(self, state, n_rows):
+            return None
+
+    class Late(Remembers):
+        def shortened(self, state, n_rows):
+            return state[: n_rows + 1]
+
+    class Changing(Remembers):
+        def shortened(self, state, n_rows):
+            del state[1:]
+
+    check_drafter(Remembers(), vocab_size=12)
+    check_drafter(Unable(), vocab_size=12)
+    with pytest.raises(AssertionError, match="drafts otherwise than an early one"):
+        check_drafter(Late(), vocab_size=12)
+    with pytest.raises(AssertionError, match="shortening a snapshot changed it"):
+        check_drafter(Changing(), vocab_size=12)
+
+
 def test_a_draft_of_probability_zero_fails():
     assert "sampled round 0: a draft has probability 0" in drafter_failure(ZeroProbability())

@@ -58,6 +58,22 @@ def test_a_snapshot_is_not_changed_by_later_rows() -> None:
     assert kept_positions(other, 1) == [0, 1, 2, 3]
 
 
+def test_a_snapshot_serves_for_its_first_rows_until_the_window_moves_on() -> None:
+    cache = ContextCache(6, n_block=2)
+    cache.append(rows(0, 5), rows(0, 5))
+    whole = cache.state()
+    cache.append(rows(5, 3), rows(5, 3))
+    wrapped = cache.state()
+    short = cache.shortened(whole, 3)
+    assert short is not None and cache.shortened(whole, 5) == whole
+    cache.restore(short)
+    cache.append(rows(70, 1), rows(70, 1))
+    assert kept_positions(cache, 2) == [0, 1, 2, 70]
+    cache.restore(whole)
+    assert kept_positions(cache, 1) == [0, 1, 2, 3, 4]
+    assert cache.shortened(wrapped, 7) is None and cache.shortened(wrapped, 8) == wrapped
+
+
 def test_reset_forgets_every_row() -> None:
     cache = ContextCache(4, n_block=2)
     cache.append(rows(0, 9), rows(0, 9))

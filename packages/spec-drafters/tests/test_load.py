@@ -1,6 +1,8 @@
 """What a checkpoint is follows from its files; what does not fit is refused with the remedy."""
 
+import contextlib
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,9 @@ def test_mode_auto_puts_lookup_in_front(tmp_path: Path) -> None:
 def test_without_a_checkpoint_an_unknown_target_gets_lookup() -> None:
     assert isinstance(load_drafter(None, TinyTarget(), model="some/model"), LookupDrafter)
     assert isinstance(load_drafter(None, TinyTarget()), LookupDrafter)
+    for mode in ("auto", "lookup"):
+        with pytest.raises(LoadError, match='Without lookup a drafter is needed.*"baseline"'):
+            load_drafter(None, TinyTarget(), mode=mode, lookup_drafts=False)
     with pytest.raises(LoadError, match=r'Mode "dspark" needs a drafter for "some/model"'):
         load_drafter(None, TinyTarget(), mode="dspark", model="some/model")
 
@@ -117,6 +122,41 @@ def test_a_drafter_that_breaks_off_is_refused_by_name_and_done_without_in_auto(
     with pytest.warns(RuntimeWarning, match="Drafting by lookup: .*breaks off"):
         drafter = load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit")
     assert drafter.name == "lookup"
+
+
+@pytest.mark.parametrize("value", ["x", None, -1, 1e30, [], {}, float("nan")])
+def test_settings_of_a_wrong_kind_are_refused_or_harmless(
+    value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for make in (LAYOUTS["deepspec, own ends"], FLASH_LAYOUTS["z-lab"], EAGLE_LAYOUTS["original"]):
+        for i, key in enumerate(make().config):
+            layout = make()
+            layout.config[key] = value
+            folder = put(tmp_path / f"{id(make)}-{i}", layout)
+            target = DeepTarget() if make in EAGLE_LAYOUTS.values() else TinyTarget()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # such as a base that is not there
+                with contextlib.suppress(LoadError):
+                    load_drafter(folder, target, mode="auto")
+    layout = LAYOUTS["deepspec, own ends"]()
+    layout.config["vocab_size"] = "many"
+    folder = put(tmp_path / "words", layout)
+    with pytest.raises(LoadError, match=r'Drafter "words" must have sound settings .* \'many\''):
+        load_drafter(folder, TinyTarget())
+    monkeypatch.setattr(load_module, "locate", lambda name: folder)
+    with pytest.warns(RuntimeWarning, match="Drafting by lookup: .*sound settings"):
+        assert load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit").name == "lookup"
+    with pytest.raises(LoadError, match="sound settings"):
+        load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit", lookup_drafts=False)
+
+
+def test_a_drafter_without_a_rope_base_says_which_is_taken(tmp_path: Path) -> None:
+    layout = LAYOUTS["deepspec, own ends"]()
+    theta = layout.config.pop("rope_theta")
+    with pytest.warns(RuntimeWarning, match=r'holds no "rope_theta", so 1e\+06 is taken'):
+        load_drafter(put(tmp_path / "none", layout), TinyTarget())
+    layout.config["rope_scaling"] = {"rope_theta": theta, "rope_type": "default"}
+    load_drafter(put(tmp_path / "scaling", layout), TinyTarget())  # warnings are errors
 
 
 def test_another_mode_than_the_checkpoint_holds_is_refused(tmp_path: Path) -> None:

@@ -62,12 +62,16 @@ def test_equals_numpy_at_any_offset(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "wanted"),
     [
-        ({}, Rope(1e6, DIMS)),
         ({"rope_theta": 5e5}, Rope(5e5, DIMS)),
         ({"rope_theta": 1.0, "rope_parameters": {"rope_theta": 5e5}}, Rope(5e5, DIMS)),
         (
             {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}},
             Rope(5e5, DIMS, scaling=Linear(2.0)),
+        ),
+        ({"rope_scaling": {"rope_type": "default", "rope_theta": 5e5}}, Rope(5e5, DIMS)),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_theta": 5e5}},
+            Rope(5e5, DIMS),
         ),
         (
             {
@@ -97,7 +101,14 @@ def test_configs_spell_it_in_several_ways(config: dict[str, Any], wanted: Rope) 
     assert read_rope(config, DIMS, default_theta=1e6, where="test") == wanted
 
 
+def test_a_base_that_no_place_names_is_told() -> None:
+    with pytest.warns(
+        RuntimeWarning, match=r'\[test\] config.json holds no "rope_theta", so 1e\+06'
+    ):
+        assert read_rope({}, DIMS, default_theta=1e6, where="test") == Rope(1e6, DIMS)
+
+
 def test_a_scaling_without_its_original_length_is_refused() -> None:
-    config = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    config = {"rope_theta": 1e6, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
     with pytest.raises(LoadError, match='"yarn" needs "original_max_position_embeddings"'):
         read_rope(config, DIMS, default_theta=1e6, where="test")

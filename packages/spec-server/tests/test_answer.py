@@ -23,7 +23,7 @@ def parse_json(text, tools):
 
 
 def split(text, chunk=10**9, marks=MARKS, tools=TOOLS):
-    """Kinds with joined text, calls apart."""
+    """Kinds with joined text, calls apart. Each text stands where it says."""
     parse = call_parser(parse_json, tools) if tools else None
     splitter = Splitter(marks, parse, bare_parser(tools) if tools else None)
     parts: list[Part] = []
@@ -32,6 +32,7 @@ def split(text, chunk=10**9, marks=MARKS, tools=TOOLS):
     parts += splitter.finish()
     joined: list = []
     for part in parts:
+        assert part.kind != "text" or text[part.at :].startswith(part.text)
         if part.call is not None:
             joined.append(("call", part.call))
         elif joined and joined[-1][0] == part.kind:
@@ -76,6 +77,29 @@ CASES = {
     "cut call": ('<tool_call>{"name": "f"', [("text", '<tool_call>{"name": "f"')]),
     "call without its end": (BODY.removesuffix("\n</tool_call>"), [("call", CALL)]),
     "bare call": ('{"name": "f", "arguments": {"x": 1}}', [("call", CALL)]),
+    "call without its beginning": (
+        '{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
+        [("call", CALL)],
+    ),
+    "call without its beginning, then text and another one": (
+        '{"name": "f", "arguments": {"x": 1}}</tool_call>\nMore.\n' + BODY,
+        [("call", CALL), ("text", "More."), ("call", CALL)],
+    ),
+    "call without its beginning after reasoning": (
+        '<think>a</think>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
+        [("reasoning", "a"), ("call", CALL)],
+    ),
+    "unknown call without its beginning": (
+        '{"name": "g", "arguments": {}}</tool_call> ok',
+        [("text", '{"name": "g", "arguments": {}}</tool_call> ok')],
+    ),
+    "an end mark in text": ("a </tool_call> b", [("text", "a </tool_call> b")]),
+    "JSON, then a call": ('{"a": 1}\n' + BODY, [("text", '{"a": 1}'), ("call", CALL)]),
+    "bare call, then a marked one": (
+        '{"name": "f", "arguments": {"x": 1}}\n' + BODY,
+        [("call", CALL), ("call", CALL)],
+    ),
+    "nearly a call": ("<func", [("text", "<func")]),
     "bare JSON": ('{"a": 1}', [("text", '{"a": 1}')]),
     "bare call of an unknown tool": (
         '{"name": "g", "arguments": {}}',
@@ -130,3 +154,15 @@ def test_reasoning_and_text_flow_before_the_call_is_known():
 def test_a_format_without_an_end_mark_takes_the_rest():
     marks = Marks(None, ("[CALL]", ""))
     assert split('[CALL]{"name": "f", "arguments": {"x": 1}}', 1, marks) == [("call", CALL)]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"name": "g", "arguments": {}}</tool_call>', 'A call of "g", which the request lacks'),
+        ('Sure.\n{"name": "f"}</tool_call>', 'holds "</tool_call>" without "<tool_call>"'),
+    ],
+)
+def test_a_call_that_stays_text_is_logged(caplog, text, told):
+    assert split(text, 3) == [("text", text)]
+    assert told in caplog.text

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import weakref
 
 import httpx
 import pytest
@@ -205,6 +206,21 @@ def test_what_cannot_be_loaded_is_said_by_the_loader():
 
     with pytest.raises(SpecError, match="Loading broke off: oops"):
         Server(breaks, Settings(port=0)).load()
+
+
+def test_a_refusal_leaves_neither_the_thread_nor_the_weights(load_tiny):
+    """Either of them, alive when the interpreter ends, makes the process abort."""
+    weights = []
+
+    def load():
+        served = load_tiny()()
+        weights.append(weakref.ref(served.pair.target.model))
+        raise LoadError("[load] no such drafter")
+
+    server = Server(load, Settings(port=0))
+    with pytest.raises(LoadError, match="no such drafter"):
+        server.load()
+    assert not server.engine._thread.is_alive() and weights[0]() is None
 
 
 def test_admission_by_memory(load_tiny):

@@ -123,8 +123,15 @@ def test_values_outside_their_range_are_refused_by_name(server, field, value):
 def test_large_values_are_bounded(server, value):
     body = {**BODIES[CHAT], "top_k": value, "temperature": 1}
     assert post(server, CHAT, json=body).status_code == 200
-    huge = {**BODIES[CHAT], "max_tokens": 10**12, "stop": "e"}
-    assert post(server, CHAT, json=huge).status_code == 200
+    for limit in (10**12, 2**62):
+        huge = {**BODIES[CHAT], "max_tokens": limit, "stop": "e"}
+        answer = post(server, CHAT, json=huge).json()
+        (notice,) = answer["x_spec"]["notices"]
+        room = server.engine.served.pair.target.context_length - answer["usage"]["prompt_tokens"]
+        assert notice.startswith(f"The context holds {room} tokens after this prompt; the limit of")
+    unlimited = {**BODIES[CHAT], "stop": "e"}
+    unlimited.pop("max_tokens", None)
+    assert "notices" not in post(server, CHAT, json=unlimited).json()["x_spec"]
 
 
 def test_text_parts_are_joined_and_system_messages_reach_the_prompt(server):

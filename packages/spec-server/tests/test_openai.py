@@ -21,6 +21,8 @@ SCRIPTS = {
     "broken": "<tool_call>{nope</tool_call> sorry",
     "umlaut": " \n  Zürich 🇨🇭 é 👨‍👩‍👧 fin",
     "both": '<think>hm</think>\n<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+    "quoted": "Write `<tool_call>` and `<think>`, then it is done.",
+    "space first": "\n <think>hm</think>\n\nThe answer is 4.",
     "stops": "one two three four five",
 }
 TOOLS = [
@@ -275,6 +277,9 @@ def test_logprobs_line_up_with_the_text_they_belong_to(script, scripted):
         for key, text in (
             ("think", "The answer is 4."),
             ("call", "Let me look."),
+            ("broken", None),
+            ("quoted", None),
+            ("space first", "The answer is 4."),
             ("umlaut", None),
         ):
             answer = client.chat.completions.create(
@@ -283,7 +288,7 @@ def test_logprobs_line_up_with_the_text_they_belong_to(script, scripted):
             )  # fmt: skip
             entries = answer.choices[0].logprobs.content
             data = bytes(b for e in entries for b in e.bytes).decode()
-            assert data.strip() == (text or SCRIPTS[key]).strip()
+            assert data == (text or SCRIPTS[key]) == answer.choices[0].message.content
 
 
 def test_token_bytes_join_to_the_text(client):

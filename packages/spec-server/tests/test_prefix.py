@@ -93,6 +93,22 @@ def test_a_drafter_with_taps_is_restored_where_its_context_was_kept(target):
     assert kept.fetch([*ids, 9], drafter).n_tokens == 40
 
 
+def test_a_context_that_can_be_shortened_serves_every_length_before(target):
+    class Shortening(ToyDrafter):
+        def shortened(self, state, n_rows):
+            return state[:n_rows] if n_rows >= 12 else None
+
+    kept = PrefixCache(target, 10**8)
+    ids = list(range(20, 60))
+    kept.store(ids, prefilled(target, ids), {16: ids[:16], 40: ids})
+    drafter = Shortening(taps=(1,))
+    for n in (39, 35, 20, 16, 12):
+        assert kept.fetch([*ids[:n], 9, 9], drafter).n_tokens == n
+        assert drafter.state() == ids[:n]
+    assert kept.fetch(ids, drafter).n_tokens == 39  # the same prompt again
+    assert kept.fetch([*ids[:11], 9], drafter) is None
+
+
 def test_bytes_of_states():
     array = mx.zeros((4, 4))
     assert state_bytes({1: [array, (array, 3)], 2: None}) == 64

@@ -71,8 +71,9 @@ WRITTEN = {
 
 def split(name: str, text: str, chunk: int):
     parser = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
+    parse = parser.parse_tool_call
     marks = Marks(None, (parser.tool_call_start, parser.tool_call_end))
-    splitter = Splitter(marks, call_parser(parser.parse_tool_call, TOOLS), bare_parser(TOOLS))
+    splitter = Splitter(marks, call_parser(parse, TOOLS), bare_parser(TOOLS, parse))
     parts = [p for at in range(0, len(text), chunk) for p in splitter.push(text[at : at + chunk])]
     parts += splitter.finish()
     calls = [(p.call.name, json.loads(p.call.arguments)) for p in parts if p.call]
@@ -85,6 +86,17 @@ def test_a_familys_own_syntax_is_read(name, chunk):
     get, now = WRITTEN[name]
     assert split(name, f"Look: {get}", chunk) == ([("get", {"city": "123", "n": 3})], "Look:")
     assert split(name, now, chunk) == ([("now", {})], "")
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 10**6])
+@pytest.mark.parametrize("name", ["json_tools", "qwen3_coder"])
+def test_a_call_whose_opening_mark_is_missing_is_read(name, chunk):
+    get, now = (text.removeprefix("<tool_call>").lstrip() for text in WRITTEN[name])
+    assert split(name, get, chunk) == ([("get", {"city": "123", "n": 3})], "")
+    calls, text = split(name, f"{get}\n<tool_call>\n{now}", chunk)
+    assert [name for name, _ in calls] == ["get", "now"] and not text
+    unknown = get.replace("get", "got")
+    assert split(name, unknown, chunk) == ([], unknown)
 
 
 @pytest.mark.parametrize("name", WRITTEN)

@@ -82,7 +82,8 @@ class Opened:
         try:
             return load(path, self.target, mode=wish.mode, model=self.name, **wish.options)
         except LoadError as error:
-            if path is None or wish.drafter is not None or wish.mode != AUTO:
+            named = wish.drafter is not None or wish.options.get("lookup_drafts") is False
+            if path is None or named or wish.mode != AUTO:
                 raise
             note(f"Drafting by lookup: {error}")
             return load(None, self.target, mode="lookup")

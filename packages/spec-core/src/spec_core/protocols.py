@@ -188,6 +188,15 @@ class Drafter(Protocol):
         ...
 
 
+@runtime_checkable
+class Shortenable(Protocol):
+    """A drafter whose snapshots also serve for a beginning of what they saw."""
+
+    def shortened(self, state: Any, n_rows: int) -> Any:
+        """What `state` would have given after the first `n_rows` rows; None where it cannot say."""
+        ...
+
+
 class Cap(Protocol):
     """How many drafts are worth verifying in the next round."""
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from spec_core.errors import StateError
 from spec_core.lending import Forkable
-from spec_core.protocols import Drafter, Target
+from spec_core.protocols import Drafter, Shortenable, Target
 from spec_core.sampling import Sampling
 from spec_core.toys import ScriptedDrafter, ToyCache, ToyDrafter, ToyTarget
 from spec_core.types import TargetOutput
@@ -124,6 +124,8 @@ def check_drafter(
             _check_draws(drafter, anchor, sampling, n_draws)
     if isinstance(drafter, Forkable):
         _check_fork(drafter, vocab_size, hidden_size)
+    if isinstance(drafter, Shortenable):
+        _check_shortened(drafter, vocab_size, hidden_size)
     drafter.reset()
 
 
@@ -146,6 +148,29 @@ def _check_fork(drafter: Any, vocab_size: int, hidden_size: int) -> None:
     got = [drafts(fork, prompt[0]) for fork, prompt in zip(forks, prompts, strict=True)]
     assert got == want, "a fork drafts otherwise than the drafter it came from"
     assert drafts(drafter, prompts[-1][0]) == want[-1], "a fork changed the drafter it came from"
+
+
+def _check_shortened(drafter: Any, vocab_size: int, hidden_size: int) -> None:
+    """A shortened snapshot drafts as the drafter did when it had seen no more."""
+    prompt = [(5 + i * i) % vocab_size for i in range(14)]
+    cap, key = drafter.max_draft, mx.random.key(4)
+
+    def drafts() -> list[int]:
+        return _ints(drafter.draft(prompt[0], cap, sampling=Sampling(), key=key).tokens)
+
+    drafter.reset()
+    _feed(drafter, prompt[:9], hidden_size)
+    early = drafts()
+    _feed(drafter, prompt[9:], hidden_size)
+    late, state = drafts(), drafter.state()
+    short = drafter.shortened(state, 9)
+    if short is not None:
+        drafter.restore(short)
+        assert drafts() == early, "a shortened snapshot drafts otherwise than an early one"
+        _feed(drafter, prompt[9:], hidden_size)
+        assert drafts() == late, "a shortened snapshot does not go on as an early one"
+    drafter.restore(state)
+    assert drafts() == late, "shortening a snapshot changed it"
 
 
 def _check_round(

@@ -48,6 +48,10 @@ class ContextDrafter:
         """A snapshot of the context."""
         return self._body.state()
 
+    def shortened(self, state: BodyState, n_rows: int) -> BodyState | None:
+        """A snapshot as it was after its first rows; None where the window has moved on."""
+        return self._body.shortened(state, n_rows)
+
     def restore(self, state: BodyState) -> None:
         """Go on from a snapshot."""
         self._body.restore(state)

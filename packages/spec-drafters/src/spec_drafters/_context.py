@@ -8,7 +8,7 @@ Knows nothing about heads or masks.
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import mlx.core as mx
@@ -120,6 +120,12 @@ class ContextCache:
         """A snapshot that later writes do not change (the first of them copies the buffer)."""
         return ContextState(self.n_rows, _alias(self._keys), _alias(self._values))
 
+    def shortened(self, state: ContextState, n_rows: int) -> ContextState | None:
+        """The snapshot with its first rows alone; None once rows have left the window."""
+        if n_rows < state.n_rows and self._window is not None and state.n_rows > self._window:
+            return None
+        return replace(state, n_rows=n_rows)
+
     def restore(self, state: ContextState) -> None:
         """Go on from a snapshot."""
         self.n_rows = state.n_rows
@@ -198,6 +204,12 @@ class ContextBody:
     def state(self) -> BodyState:
         """A snapshot of the context."""
         return tuple(cache.state() for cache in self._caches)
+
+    def shortened(self, state: BodyState, n_rows: int) -> BodyState | None:
+        """A snapshot with its first rows alone; None where they are not all there."""
+        parts = [c.shortened(part, n_rows) for c, part in zip(self._caches, state, strict=True)]
+        whole = tuple(part for part in parts if part is not None)
+        return whole if len(whole) == len(parts) else None
 
     def restore(self, state: BodyState) -> None:
         """Go on from a snapshot."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from spec_core import LoadError
 from spec_drafters._head import Backbone, Family, HeadConfig, LayerView, Lineage
-from spec_drafters._rope import Rope, read_rope
+from spec_drafters._rope import Rope, read_rope, read_theta, rope_settings
 from spec_drafters._speculators import is_speculators, translate
 
 Config = Mapping[str, Any]
@@ -219,12 +219,8 @@ def _block_rope(settings: _Settings, kind: str, head_dim: int, fork: bool, famil
 
 
 def _without_scaling(config: dict[str, Any]) -> dict[str, Any]:
-    parameters = dict(config.get("rope_parameters") or {})
-    nested = [v for v in parameters.values() if isinstance(v, Mapping)]
-    if nested:
-        parameters = dict(parameters.get("full_attention") or nested[0])
-    theta = parameters.get("rope_theta", config.get("rope_theta"))
-    return {"rope_theta": theta} if theta is not None else {}
+    theta = read_theta(config, rope_settings(config, "full_attention"))
+    return {} if theta is None else {"rope_theta": theta}
 
 
 def _views(settings: _Settings, family: Family) -> tuple[LayerView, ...]:

@@ -5,6 +5,7 @@ References:
 """
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -151,6 +152,23 @@ def _yarn_periods(yarn: Yarn, rope: Rope, plain: list[float]) -> list[float]:
     return periods
 
 
+def rope_settings(config: Mapping[str, Any], layers: str = "sliding_attention") -> dict[str, Any]:
+    """`rope_parameters`, else `rope_scaling`; of one entry per layer type, that of `layers`."""
+    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    nested = [v for v in parameters.values() if isinstance(v, Mapping)]
+    if nested:
+        parameters = dict(parameters.get(layers) or nested[0])
+    return parameters
+
+
+def read_theta(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> float | None:
+    """The base of the frequencies from wherever a config holds it; None for nowhere."""
+    for place in (parameters, config, config.get("rope_scaling") or {}):
+        if place.get("rope_theta") is not None:
+            return float(place["rope_theta"])
+    return None
+
+
 def read_rope(
     config: Mapping[str, Any],
     head_dim: int,
@@ -162,10 +180,12 @@ def read_rope(
 ) -> Rope:
     """The rope of a backbone config: `rope_parameters`, `rope_scaling` or plain `rope_theta`.
 
+    Trainers use the rope of sliding layers for all layers.
+
     Args:
         config: The backbone's config.
         head_dim: Width of a head.
-        default_theta: Base when the config names none.
+        default_theta: Base when the config names none; a warning tells.
         partial: Share of the head that turns, where the packaging honours one.
         interleaved: Pairing, where the packaging says so.
         where: Family name that opens messages.
@@ -173,11 +193,16 @@ def read_rope(
     Raises:
         LoadError: a rope type that is not known.
     """
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    nested = [v for v in parameters.values() if isinstance(v, Mapping)]
-    if nested:  # one entry per layer type; trainers use the sliding one for all layers
-        parameters = dict(parameters.get("sliding_attention") or nested[0])
-    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or default_theta)
+    parameters = rope_settings(config)
+    theta = read_theta(config, parameters)
+    if theta is None:
+        warnings.warn(
+            f'[{where}] config.json holds no "rope_theta", so {default_theta:g} is taken. Should '
+            "hardly any draft be accepted, set it to what the drafter was trained with.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        theta = default_theta
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     dims = int(head_dim * partial)
     if kind in ("default", "proportional", "mrope", None):

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from spec_core import Draft, Drafter, Sampling, Target, TargetOutput, registry
 from spec_core.lending import Lender
+from spec_core.protocols import Shortenable
 from spec_drafters.lookup import LookupDrafter
 
 
@@ -83,6 +84,13 @@ class HybridDrafter:
     def state(self) -> HybridState:
         """Snapshots of both; parking is not part of it."""
         return HybridState(self._lookup.state(), self.other.state())
+
+    def shortened(self, state: HybridState, n_rows: int) -> HybridState | None:
+        """A snapshot as it was after its first rows; None where the other drafter cannot say."""
+        if not isinstance(self.other, Shortenable):
+            return None
+        other = self.other.shortened(state.other, n_rows)
+        return None if other is None else HybridState(state.lookup[:n_rows], other)
 
     def restore(self, state: HybridState) -> None:
         """Go on from a snapshot."""

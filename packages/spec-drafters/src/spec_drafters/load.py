@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from spec_core import Drafter, LoadError, Sampling, Target
+from spec_core import Drafter, LoadError, Sampling, SpecError, Target
 from spec_core.host import host_ints
 from spec_drafters._checkpoint import Checkpoint, open_checkpoint
 from spec_drafters._eagle_config import is_eagle3
@@ -71,8 +71,8 @@ def load_drafter(
         window: Context rows that a bidirectional head sees, the newest; 0 for all.
         confidence_threshold: DSpark only: cut drafts at the first slot less sure than this; the
             pair's without, or 0.
-        lookup_drafts: Put lookup in front (`HybridDrafter`); without it what the pair says in mode
-            "auto", and no lookup in any other mode.
+        lookup_drafts: Put lookup in front (`HybridDrafter`), or have none at all; without it what
+            the pair says in mode "auto", and no lookup in any other mode.
         options: Further options of the drafter's class.
 
     Raises:
@@ -84,7 +84,7 @@ def load_drafter(
     if mode not in MODES:
         raise ValueError(f'[load] mode must be one of {", ".join(MODES)}, got "{mode}".')
     if mode == "lookup":
-        _refuse_threshold(confidence_threshold)
+        _refuse_ignored(confidence_threshold, lookup_drafts)
         return LookupDrafter(**options)
     settings = {"bits": bits, "window": window, "model": model, **options}
     settings["confidence_threshold"] = confidence_threshold
@@ -93,13 +93,12 @@ def load_drafter(
         return _with_lookup(drafter, mode == "auto" if lookup_drafts is None else lookup_drafts)
     own = own_drafts(model) if model is not None and mode in ("auto", "dspark") else None
     if own is not None:
-        in_front = mode == "auto" if lookup_drafts is None else lookup_drafts
-        return _load_or_lookup(own, target, mode, settings, in_front)
+        return _load_or_lookup(own, target, mode, settings, lookup_drafts, mode == "auto")
     pair = find_pair(model) if model is not None else None
     found = pair.drafter_for(mode) if pair is not None else None
     if pair is None or found is None:
         if mode == "auto":
-            _refuse_threshold(confidence_threshold)
+            _refuse_ignored(confidence_threshold, lookup_drafts)
             return LookupDrafter()
         raise LoadError(
             f'[load] Mode "{mode}" needs a drafter for "{model}", and no pair is known. '
@@ -108,12 +107,17 @@ def load_drafter(
     return _load_known(pair, found, target, mode, settings, lookup_drafts)
 
 
-def _refuse_threshold(threshold: float | None) -> None:
-    """Refuse what lookup would silently ignore."""
+def _refuse_ignored(threshold: float | None, lookup_drafts: bool | None) -> None:
+    """Refuse what lookup alone would silently ignore."""
     if threshold:
         raise LoadError(
             "[load] A confidence threshold needs a drafter with a confidence head, and what runs "
             "here is lookup. Name a drafter, or leave the threshold at 0."
+        )
+    if lookup_drafts is False:
+        raise LoadError(
+            "[load] Without lookup a drafter is needed, and none is named or known for this "
+            'target. Name one, or use mode "baseline".'
         )
 
 
@@ -128,22 +132,27 @@ def _load_known(
     """A registered pair's drafter, with what the table says about it."""
     if settings["confidence_threshold"] is None:
         settings["confidence_threshold"] = pair.confidence_threshold
-    in_front = pair.lookup and mode == "auto" if lookup_drafts is None else lookup_drafts
-    return _load_or_lookup(found, target, mode, settings, in_front)
+    in_front = pair.lookup and mode == "auto"
+    return _load_or_lookup(found, target, mode, settings, lookup_drafts, in_front)
 
 
 def _load_or_lookup(
-    found: Path | str, target: Target, mode: str, settings: dict[str, Any], in_front: bool
+    found: Path | str,
+    target: Target,
+    mode: str,
+    settings: dict[str, Any],
+    lookup_drafts: bool | None,
+    in_front: bool,
 ) -> Drafter:
     """A drafter that nobody named; in mode "auto" one that cannot be loaded gives way to lookup."""
     try:
         drafter = _load(found, target, "auto", settings)
     except LoadError as error:
-        if mode != "auto":
+        if mode != "auto" or lookup_drafts is False:
             raise
         warnings.warn(f"Drafting by lookup: {error}", RuntimeWarning, stacklevel=4)
         return LookupDrafter()
-    return _with_lookup(drafter, in_front)
+    return _with_lookup(drafter, in_front if lookup_drafts is None else lookup_drafts)
 
 
 def _with_lookup(drafter: Drafter, in_front: bool) -> Drafter:
@@ -152,7 +161,15 @@ def _with_lookup(drafter: Drafter, in_front: bool) -> Drafter:
 
 def _load(name: Path | str, target: Target, mode: str, settings: dict[str, Any]) -> Drafter:
     folder = locate(name)
-    drafter = _made(folder, target, mode, settings)
+    try:
+        drafter = _made(folder, target, mode, settings)
+    except SpecError:
+        raise
+    except Exception as error:  # settings of a wrong kind fail in any way
+        raise LoadError(
+            f'[load] Drafter "{folder.name}" must have sound settings in config.json, and fails '
+            f"with: {_one_line(error)}. Use lookup, or another drafter."
+        ) from error
     _try_out(drafter, target, folder.name)
     return drafter
 
@@ -171,12 +188,16 @@ def _try_out(drafter: Drafter, target: Target, name: str) -> None:
         draft = drafter.draft(1, drafter.max_draft, sampling=Sampling(), key=key)
         host_ints(draft.tokens)  # sync: once, at load
     except Exception as error:  # whatever a checkpoint of wrong values leads to
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise LoadError(
             f'[load] Drafter "{name}" must be able to draft for this target, and breaks off: '
-            f"{reason}. Use lookup, or another drafter."
+            f"{_one_line(error)}. Use lookup, or another drafter."
         ) from error
     drafter.reset()
+
+
+def _one_line(error: Exception) -> str:
+    """What a library says, in one line; its type where it says nothing."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _made(folder: Path, target: Target, mode: str, settings: dict[str, Any]) -> Drafter:

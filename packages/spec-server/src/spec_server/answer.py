@@ -2,15 +2,19 @@
 
 The same splitter serves streamed and whole answers, so both always agree. Text is held back while
 it may still turn into a mark. A call inside the reasoning stays reasoning; a mark inside quoted
-code stays text. Knows nothing about dialects.
+code stays text; a call whose opening mark is missing is one where the answer begins with it.
+Knows nothing about dialects.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["reasoning", "text", "call"]
 ParseCall = Callable[[str], "list[ToolCall] | None"]
+_log = logging.getLogger("spec_server")
+_BODIES = ("{", "<function=")  # how a call begins whose opening mark is missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +32,19 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of an answer that is final."""
+    """A piece of an answer that is final.
+
+    Attributes:
+        kind: What it is.
+        text: Of reasoning or text.
+        call: The call.
+        at: Where a text begins in the answer, in characters.
+    """
 
     kind: Kind
     text: str = ""
     call: ToolCall | None = None
+    at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +71,7 @@ class Splitter:
     Args:
         marks: The model's marks.
         parse: The body of a call to the calls it makes; None when it is not a call.
-        parse_bare: The same for an answer that is nothing but a call without marks.
+        parse_bare: The same for a call without its opening mark, at the beginning of the text.
     """
 
     def __init__(
@@ -71,6 +83,7 @@ class Splitter:
         if marks.in_reasoning and self._think:
             self._state = "reasoning"
         self._held = ""
+        self._n_seen = 0  # characters of the answer; what is held are the last ones
         self._blank = True  # nothing but white space in the reasoning so far
         self._after_reasoning = False
         self._code = _Code()
@@ -81,6 +94,7 @@ class Splitter:
     def push(self, text: str) -> list[Part]:
         """Add text; returns the parts that became final."""
         self._held += text
+        self._n_seen += len(text)
         parts: list[Part] = []
         while self._advance(parts):
             pass
@@ -114,7 +128,7 @@ class Splitter:
             return self._speak(parts)
         if self._state == "call":
             return self._gather(parts)
-        return False  # bare: all of it is judged at the end
+        return self._gather_bare(parts)
 
     def _begin(self) -> bool:
         """Before the first visible character: reasoning, a bare call, or text."""
@@ -129,9 +143,13 @@ class Splitter:
                 return True
             if start.startswith(seen):
                 return False
+        bare = False
+        if self._parse_bare is not None:
+            bare = seen.startswith(_BODIES)
+            if not bare and any(body.startswith(seen) for body in _BODIES):
+                return False
         if self._after_reasoning:
             self._held = seen
-        bare = self._parse_bare is not None and seen[0] == "{"
         self._state = "bare" if bare else "text"
         return True
 
@@ -158,10 +176,14 @@ class Splitter:
         if self._after_call:
             self._held = self._held.lstrip()
             self._after_call = not self._held
-        start = self._call[0]
+        start, end = self._call
         at = self._held.find(start)
         if at < 0:
-            text = self._cut(start)
+            if end and end in self._held:
+                _log.warning(
+                    '[tools] The answer holds "%s" without "%s"; it stays text.', end, start
+                )
+            text = self._cut(start, end)
             body = text.rstrip()  # white space before a call is no part of the text
             self._held = text[len(body) :] + self._held
             parts += self._text(body)
@@ -174,7 +196,7 @@ class Splitter:
         self._held = self._held[at + len(start) :]
         body = before.rstrip()
         self._space = before[len(body) :]
-        parts += self._text(body)
+        parts += self._text(body, behind=len(self._space) + len(start))
         self._state = "call"
         return True
 
@@ -194,23 +216,40 @@ class Splitter:
             parts += self._text(self._space + self._call[0] + body + end)
         return True
 
+    def _gather_bare(self, parts: list[Part]) -> bool:
+        """What may be a call without its opening mark, up to the next mark or the end."""
+        if self._call is None:
+            return False
+        places = [(self._held.find(mark), mark) for mark in self._call if mark]
+        at, mark = min((place for place in places if place[0] >= 0), default=(-1, ""))
+        if at < 0:
+            return False
+        calls = self._parse_bare(self._held[:at]) if self._parse_bare is not None else None
+        self._state = "text"
+        if calls:
+            parts += self._calls(calls)
+            self._held = self._held[at + (len(mark) if mark == self._call[1] else 0) :]
+            self._after_call = True
+        return True
+
     # -- helpers ---------------------------------------------------------------------------------
 
-    def _cut(self, mark: str) -> str:
-        """Take what is held, but for an end that may be the beginning of the mark."""
+    def _cut(self, *marks: str) -> str:
+        """Take what is held, but for an end that may be the beginning of a mark."""
         held = self._held
-        for n in range(min(len(held), len(mark) - 1), 0, -1):
-            if held.endswith(mark[:n]):
+        for n in range(min(len(held), max(map(len, marks)) - 1), 0, -1):
+            if any(len(mark) > n and held.endswith(mark[:n]) for mark in marks):
                 self._held = held[-n:]
                 return held[:-n]
         self._held = ""
         return held
 
-    def _text(self, text: str) -> list[Part]:
+    def _text(self, text: str, *, behind: int = 0) -> list[Part]:
+        """Final text that ends so many characters before what is held."""
         if not text:
             return []
         self._code.feed(text)
-        return [Part("text", text)]
+        return [Part("text", text, at=self._n_seen - len(self._held) - behind - len(text))]
 
     def _calls(self, calls: list[ToolCall]) -> list[Part]:
         self.made_call = True

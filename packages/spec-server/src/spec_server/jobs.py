@@ -8,6 +8,8 @@ from spec_calibrate import Curve
 from spec_core import Cap, Pair, Sampling
 from spec_core.types import FinishReason
 
+ENDLESS = 2**40  # the limit of an answer without one: it ends with the context
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -32,7 +34,7 @@ class Ask:
 
     Attributes:
         prompt: Ids, at least one.
-        max_tokens: Most tokens to emit; 0 only forwards the prompt.
+        max_tokens: Most tokens to emit; 0 only forwards the prompt, ENDLESS is no limit.
         sampling: How to draw.
         stop: Strings that end the text.
         top_logprobs: Alternatives per token; None for no log-probabilities at all.

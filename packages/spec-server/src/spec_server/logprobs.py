@@ -1,10 +1,12 @@
 """Log-probabilities in the shapes of the OpenAI dialect, lined up with the text they belong to."""
 
+import codecs
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from spec_core.text import TextStream
-from spec_server.answer import Marks
+from spec_server.answer import Part
 from spec_server.jobs import TokenInfo
 from spec_server.words import Words
 
@@ -13,43 +15,36 @@ class TextTokens:
     """Picks the tokens of the visible text: reasoning, calls and their marks are left out.
 
     Args:
-        words: Encodes the marks.
-        marks: The answer's marks.
+        words: Of the answer, its marks kept.
     """
 
-    def __init__(self, words: Words, marks: Marks) -> None:
-        self._think_start, self._think_end = _single(words, marks.think)
-        self._call_start, self._call_end = _single(words, marks.call)
-        self._in_reasoning, self._in_call = marks.in_reasoning, False
-        self._begun = False
+    def __init__(self, words: Words) -> None:
+        self._words = words
+        self._letters = codecs.getincrementaldecoder("utf-8")("replace")
+        self._n_chars = 0
+        self._waiting: deque[tuple[int, int, TokenInfo]] = deque()  # begin and end in the answer
 
-    def pick(self, tokens: Sequence[TokenInfo]) -> list[TokenInfo]:
-        """The tokens of these that belong to the text."""
-        return [token for token in tokens if self._keeps(token.id)]
+    def add(self, tokens: Sequence[TokenInfo]) -> None:
+        """The next tokens of the answer; one with part of a character stands where that does."""
+        for token in tokens:
+            if token.logprob is None or self._words.is_hidden(token.id):
+                continue
+            start = self._n_chars
+            self._n_chars += len(self._letters.decode(bytes(self._words.token_bytes(token.id))))
+            self._waiting.append((start, max(self._n_chars, start + 1), token))
 
-    def _keeps(self, token: int) -> bool:
-        if self._in_reasoning:
-            self._in_reasoning = token != self._think_end
-            return False
-        if not self._begun and token == self._think_start:
-            self._in_reasoning = True
-            return False
-        self._begun = True
-        if self._in_call:
-            self._in_call = token != self._call_end
-            return False
-        if token == self._call_start:
-            self._in_call = True
-            return False
-        return True
-
-
-def _single(words: Words, pair: tuple[str, str] | None) -> tuple[int, int]:
-    """First id of the opening mark and last id of the closing one; -1 for none."""
-    if pair is None:
-        return -1, -1
-    start, end = (words.encode_bare(mark) if mark else [] for mark in pair)
-    return (start[0] if start else -1), (end[-1] if end else -1)
+    def pick(self, parts: Sequence[Part]) -> list[TokenInfo]:
+        """The tokens of these parts' text."""
+        picked = []
+        for part in parts:
+            while part.kind == "text" and self._waiting:
+                start, end, token = self._waiting[0]
+                if start >= part.at + len(part.text):
+                    break
+                self._waiting.popleft()
+                if end > part.at:
+                    picked.append(token)
+        return picked
 
 
 def chat_entries(tokens: Sequence[TokenInfo], words: Words) -> list[dict[str, Any]]:

@@ -2,9 +2,9 @@
 
 An entry is a frozen target cache with the ids it stands for, rungs on the way there for layers that
 cannot go back, and drafter contexts at some of its lengths. A hit goes on from the greatest length
-where target and drafter can both be restored; a drafter without taps is fed the ids again, which
-costs it no forward of the target. Least recently used entries go when the budget is full. Used by
-the engine thread alone.
+where target and drafter can both be restored, contexts shortened where the drafter can; one without
+taps is fed the ids again, which costs it no forward of the target. Least recently used entries go
+when the budget is full. Used by the engine thread alone.
 """
 
 import time
@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core import Drafter, TargetOutput
+from spec_core.protocols import Shortenable
 from spec_server.disk import DiskTier
 from spec_server.jobs import common_prefix
 from spec_targets.snapshot import rung_bytes
@@ -105,19 +106,20 @@ class PrefixCache:
 
         At least one id of the prompt is left to forward.
         """
-        best, best_n = self._search(prompt, drafter)
+        best, best_n, context = self._search(prompt, drafter)
         tier = "memory"
         if self._read_back(prompt, best_n):
-            found, n = self._search(prompt, drafter)
-            if n > best_n:
-                best, best_n, tier = found, n, "disk"
+            found = self._search(prompt, drafter)
+            if found[1] > best_n:
+                best, best_n, context = found
+                tier = "disk"
         if best is None or best_n < _LEAST:
             return None
         best.used = time.monotonic()
         cache = self._target.thaw(best.frozen, best_n)
         if drafter is not None:
-            if best_n in best.drafts:
-                drafter.restore(best.drafts[best_n])
+            if context is not None:
+                drafter.restore(context)
             else:
                 drafter.reset()
                 drafter.observe(list(best.tokens[:best_n]), TargetOutput(mx.array([])))
@@ -135,15 +137,17 @@ class PrefixCache:
         while self._unwritten:
             self.write_one()
 
-    def _search(self, prompt: Sequence[int], drafter: Drafter | None) -> tuple[Entry | None, int]:
-        """The entry in memory that goes furthest, and how far."""
-        best, best_n = None, 0
+    def _search(
+        self, prompt: Sequence[int], drafter: Drafter | None
+    ) -> tuple[Entry | None, int, Any]:
+        """The entry in memory that goes furthest, how far, and the drafter's context there."""
+        best: tuple[Entry | None, int, Any] = None, 0, None
         for entry in self.entries:
             n = min(common_prefix(entry.tokens, prompt), len(prompt) - 1)
-            n = _restorable(entry, n, drafter)
-            if n > best_n:
-                best, best_n = entry, n
-        return best, best_n
+            n, context = _restorable(entry, n, drafter)
+            if n > best[1]:
+                best = entry, n, context
+        return best
 
     def _read_back(self, prompt: Sequence[int], than: int) -> bool:
         """Bring a state from disk that shares clearly more with the prompt; True if one came."""
@@ -209,12 +213,23 @@ class PrefixCache:
         return entry.frozen.reach(n) == n
 
 
-def _restorable(entry: Entry, n: int, drafter: Drafter | None) -> int:
-    """The greatest length up to n where target and drafter can both go on."""
+def _restorable(entry: Entry, n: int, drafter: Drafter | None) -> tuple[int, Any]:
+    """The greatest length up to n where target and drafter can both go on, and its context there.
+
+    A drafter without taps needs none: it is fed the ids.
+    """
     if drafter is None or not drafter.taps:
-        return entry.frozen.reach(n)
-    lengths = (k for k in sorted(entry.drafts, reverse=True) if k <= n)
-    return next((k for k in lengths if entry.frozen.reach(k) == k), 0)
+        return entry.frozen.reach(n), None
+    best: tuple[int, Any] = 0, None
+    for length, state in entry.drafts.items():
+        k, context = entry.frozen.reach(min(n, length)), state
+        if k < length:
+            context = None
+            if k > 0 and isinstance(drafter, Shortenable):
+                context = drafter.shortened(state, k)
+        if context is not None and k > best[0]:
+            best = k, context
+    return best
 
 
 def state_bytes(state: Any) -> int:

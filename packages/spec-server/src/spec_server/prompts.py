@@ -17,7 +17,7 @@ from spec_server.calls import CallSyntax, call_grammar, term
 from spec_server.errors import Refusal
 from spec_server.guides import Grammars, schema_grammar, spelled_texts
 from spec_server.jobs import Budget
-from spec_server.words import Words
+from spec_server.words import Words, marks_of
 
 _ARGUMENTS = "[ARGS]"  # in newer Mistral vocabularies, between a call's name and its arguments
 _BARE_CALL = '{"name": function name, "parameters": dictionary of argument name and its value}'
@@ -73,7 +73,7 @@ class Prompter:
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
-        self.words = Words(tokenizer)
+        self.words = Words(tokenizer, marks_of(tokenizer))
         self.wrapper = tokenizer.wrapper
         self.vocab_size = vocab_size
         self._lock = threading.Lock()

@@ -13,6 +13,7 @@ from spec_core.batch import Batch, Row
 from spec_core.text import TextStream
 from spec_server.guides import Grammars, make_guide
 from spec_server.jobs import (
+    ENDLESS,
     End,
     Event,
     Figures,
@@ -26,7 +27,7 @@ from spec_server.jobs import (
 )
 from spec_server.metrics import Metrics
 from spec_server.prefix import Hit, Rungs
-from spec_server.words import Words
+from spec_server.words import Words, marks_of
 
 _SCORED_CHUNK = 64  # prompt tokens whose logits are held at once
 
@@ -42,19 +43,8 @@ class Machinery:
     def __init__(self, served: Served, metrics: Metrics) -> None:
         self.served = served
         self.metrics = metrics
-        wrapper = getattr(served.pair.tokenizer, "wrapper", None)
-        marks = [
-            mark
-            for mark in (
-                getattr(wrapper, "think_start", None),
-                getattr(wrapper, "think_end", None),
-                getattr(wrapper, "tool_call_start", None),
-                getattr(wrapper, "tool_call_end", None),
-            )
-            if mark
-        ]
         self.words = Words(served.pair.tokenizer)
-        self.marked_words = Words(served.pair.tokenizer, marks)
+        self.marked_words = Words(served.pair.tokenizer, marks_of(served.pair.tokenizer))
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -252,10 +242,19 @@ class Generation:
         return min(cap.n, most) if isinstance(cap, FixedCap) else "auto"
 
     def _notices(self) -> tuple[str, ...]:
-        wish, given = self.job.ask.max_draft, self._cap_given()
-        if wish is None or not isinstance(given, int) or wish <= given:
-            return ()
-        return (f"At most {given} tokens are drafted a round; max_draft {wish} is cut to that.",)
+        ask, notices = self.job.ask, []
+        wish, given = ask.max_draft, self._cap_given()
+        if wish is not None and isinstance(given, int) and wish > given:
+            notices.append(
+                f"At most {given} tokens are drafted a round; max_draft {wish} is cut to that."
+            )
+        room = self.row.run.request.max_tokens
+        if room < ask.max_tokens < ENDLESS:
+            notices.append(
+                f"The context holds {room} tokens after this prompt; the limit of "
+                f"{ask.max_tokens} is cut to that."
+            )
+        return tuple(notices)
 
     def _most(self) -> int:
         return self._drafter.max_draft if self._drafter is not None else 0

@@ -4,6 +4,7 @@ import errno
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -57,6 +58,8 @@ class Server:
         if not self.engine.wait_ready():
             self._close()
             error = self.engine.error
+            _forget_frames(error)
+            self.engine.stop()
             if isinstance(error, SpecError):
                 raise error
             raise SpecError(f"[serve] Loading broke off: {self.engine.problem}") from error
@@ -122,6 +125,13 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Drop the local variables of an error's frames: weights among them would outlive the end."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -10,13 +10,12 @@ from starlette.concurrency import run_in_threadpool
 from spec_server.engine import Engine
 from spec_server.errors import Refusal
 from spec_server.exchange import Broken, ClientGone, Exchange
-from spec_server.jobs import Ask
+from spec_server.jobs import ENDLESS, Ask
 from spec_server.prompts import Chat, Prompt, Prompter
 from spec_server.schema.base import Wish
 from spec_server.settings import Settings
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_ENDLESS = 2**40
 _GONE = 499  # nobody reads it
 
 
@@ -85,8 +84,8 @@ class Service:
         budget = None
         if wish.reasoning_tokens is not None and chat is not None and chat.marks.think is not None:
             budget = self.prompter.budget(wish.reasoning_tokens, chat.marks)
-        limit = min(wish.max_tokens, _ENDLESS) if wish.max_tokens is not None else default
-        limit = _ENDLESS if limit is None else limit
+        limit = wish.max_tokens if wish.max_tokens is not None else default
+        limit = ENDLESS if limit is None else min(limit, ENDLESS - 1)
         asks = []
         for prompt in prompts:
             for i in range(wish.n):

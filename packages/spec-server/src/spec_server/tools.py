@@ -46,18 +46,35 @@ def call_parser(parse: Callable[..., Any], tools: Sequence[dict[str, Any]]) -> P
     return parsed
 
 
-def bare_parser(tools: Sequence[dict[str, Any]]) -> ParseCall:
-    """A parser of an answer that is one JSON call without marks, for declared tools only."""
+def bare_parser(
+    tools: Sequence[dict[str, Any]], parse: Callable[..., Any] | None = None
+) -> ParseCall:
+    """A parser of calls without their opening mark, of declared tools only.
+
+    Args:
+        tools: The tools of the request.
+        parse: mlx-lm's `parse_tool_call`, for bodies that are no JSON.
+    """
     names = {tool["function"]["name"] for tool in tools}
 
     def parsed(body: str) -> list[ToolCall] | None:
         try:
-            found = json.loads(body)
-            if not isinstance(found, dict) or found.get("name") not in names:
+            if parse is not None and not body.lstrip().startswith("{"):
+                found = parse(body, list(tools))
+            else:
+                found = json.loads(body)
+                if "parameters" in found and "arguments" not in found:
+                    found["arguments"] = found["parameters"]
+                if "arguments" not in found:
+                    return None
+            calls = found if isinstance(found, list) else [found]
+            unknown = next((c["name"] for c in calls if c["name"] not in names), None)
+            if unknown is not None:
+                _log.warning(
+                    '[tools] A call of "%s", which the request lacks, stays text.', unknown
+                )
                 return None
-            if "parameters" in found and "arguments" not in found:
-                found["arguments"] = found["parameters"]
-            return [_call(found, tools)] if "arguments" in found else None
+            return [_call(call, tools) for call in calls] or None
         except _PARSE_ERRORS:
             return None
 

@@ -21,6 +21,13 @@ def _byte_of_letter() -> dict[str, int]:
     return letters | {chr(256 + i): b for i, b in enumerate(others)}
 
 
+def marks_of(tokenizer: Any) -> list[str]:
+    """The marks around reasoning and calls that a spec_targets.HfTokenizer knows."""
+    wrapper = tokenizer.wrapper
+    names = ("think_start", "think_end", "tool_call_start", "tool_call_end")
+    return [mark for name in names if (mark := getattr(wrapper, name, None))]
+
+
 class Words:
     """A tokenizer with the marks that split an answer.
 
@@ -67,9 +74,15 @@ class Words:
             list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
+    def is_hidden(self, token: int) -> bool:
+        """Whether an id gives no text: a special token that is no mark."""
+        return token in self._hidden
+
     def token_text(self, token: int) -> str:
-        """Text of one id; part of a character appears as U+FFFD."""
-        return self._tokenizer.decode([token], skip_special_tokens=False)
+        """Text of one id within a text; part of a character appears as U+FFFD."""
+        if token in self._added:
+            return self.decode_all([token])
+        return self.decode_all([*self._before, token])[self._n_before :]
 
     def token_bytes(self, token: int) -> list[int]:
         """Bytes of one id."""
@@ -81,6 +94,19 @@ class Words:
         if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             return [int(piece[3:5], 16)]
         return list(self.token_text(token).encode())
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.added_tokens_decoder)
+
+    @cached_property
+    def _before(self) -> list[int]:
+        """Ids to stand in front of one: decoders take the space off the beginning of a text."""
+        return self.encode_bare("a")
+
+    @cached_property
+    def _n_before(self) -> int:
+        return len(self.decode_all(self._before))
 
     @property
     def hf(self) -> Any:

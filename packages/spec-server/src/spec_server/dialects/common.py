@@ -32,11 +32,11 @@ class Reply:
     ) -> None:
         parse = bare = None
         if tools:
-            bare = bare_parser(tools)
+            bare = bare_parser(tools, prompter.wrapper.tool_parser)
         if tools and prompter.wrapper.tool_parser is not None:
             parse = call_parser(prompter.wrapper.tool_parser, tools)
         self._splitter = Splitter(marks, parse, bare)
-        self._tokens = TextTokens(prompter.words, marks)
+        self._tokens = TextTokens(prompter.words)
         self._one_call = one_call
         self._n_calls = 0
         self.logprobs: list[Any] = []  # of text tokens, not handed out yet
@@ -46,9 +46,12 @@ class Reply:
         """The parts that became final with an event."""
         if isinstance(event, End):
             self.end = event
-            return self._limited(self._splitter.finish())
-        self.logprobs += self._tokens.pick(event.tokens)
-        return self._limited(self._splitter.push(event.text))
+            parts = self._splitter.finish()
+        else:
+            self._tokens.add(event.tokens)
+            parts = self._splitter.push(event.text)
+        self.logprobs += self._tokens.pick(parts)
+        return self._limited(parts)
 
     @property
     def made_call(self) -> bool:
