@@ -1,6 +1,7 @@
 """The preload library against numpy in float64, its row invariance, and MLX running on it."""
 
 import ctypes
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ SHAPES = [(1, 1, 1), (1, 12, 8), (2, 7, 9), (3, 13, 64), (4, 65, 31), (5, 129, 1
 
 THROUGH_MLX = """
 import ctypes
+import os
 import mlx.core as mx
 key = mx.random.key(7)
 x = mx.random.normal((40, 200), key=key)
@@ -151,6 +153,7 @@ def test_mlx_matmul_runs_on_it_and_keeps_a_rows_bits(library):
 def test_openblas_mode_sends_one_row_through_sgemv(library):
     program = """
 import ctypes
+import os
 import mlx.core as mx
 x = mx.random.normal((1, 200), key=mx.random.key(1))
 w = mx.random.normal((130, 200), key=mx.random.key(2))
@@ -178,3 +181,47 @@ def test_build_refuses_without_a_compiler(tmp_path):
     assert done.returncode == 3
     assert done.stderr.startswith("[cpu-blas] Needs ")
     assert not (tmp_path / "out").exists()
+
+
+AT_ONCE = """
+import ctypes, os, sys, threading
+import numpy as np
+library = ctypes.CDLL(sys.argv[1])
+library.cblas_sgemm.restype = None
+rng = np.random.default_rng(0)
+x = rng.standard_normal((8, 640), np.float32)
+w = rng.standard_normal((1024, 640), np.float32)  # enough to be shared between the processors
+
+def product():
+    out = np.zeros((8, 1024), np.float32)
+    at = [a.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) for a in (x, w, out)]
+    one, none = ctypes.c_float(1.0), ctypes.c_float(0.0)
+    library.cblas_sgemm(101, 111, 112, 8, 1024, 640, one, at[0], 640, at[1], 640, none, at[2], 1024)
+    return out.tobytes()
+
+first, found = product(), []
+threads = [
+    threading.Thread(target=lambda: found.extend(product() for _ in range(200))) for _ in range(4)
+]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print("threads alike:", len(found) == 800 and set(found) == {first})
+child = os.fork()
+if child == 0:
+    os._exit(0 if all(product() == first for _ in range(50)) else 1)
+print("a forked child alike:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0)
+print("the parent afterwards:", product() == first)
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_calls_from_several_threads_and_from_a_fork_have_the_same_bits(library, threads):
+    done = subprocess.run(
+        [sys.executable, "-c", AT_ONCE, library],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": threads},
+        check=True,
+    )
+    assert [line.split(": ")[1] for line in done.stdout.splitlines()] == ["True"] * 3
