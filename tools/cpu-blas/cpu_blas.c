@@ -166,6 +166,7 @@ static void nt_chunk(const void *call, int chunk) {
 /* c = alpha * a @ b.T + beta * c, b (n, k): a linear layer. */
 static void rows_nt(int m, int n, int k, float alpha, const float *a, int lda, const float *b,
                     int ldb, float beta, float *c, int ldc) {
+  if (n < 1) return;
   int blocks = (n + COLS - 1) / COLS, chunks = 1;
   if ((long)n * k > ALONE && pool_threads() > 1) chunks = CHUNKS * pool_threads();
   if (chunks > blocks) chunks = blocks;

@@ -111,6 +111,12 @@ def test_bad_input_ends_in_a_short_message(spec, arguments, code, message):
     assert (got, out) == (code, "") and message in err
 
 
+def test_an_empty_key_in_the_environment_is_refused_too(spec, monkeypatch):
+    monkeypatch.setenv("SPEC_API_KEY", "")
+    got, out, err = spec("serve", "--model", "/no/such/folder")
+    assert (got, out) == (2, "") and "The API key must hold at least one character" in err
+
+
 def test_a_port_in_use_is_refused(spec, tiny_folder):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -2,12 +2,15 @@
 
 import json
 import socket
+import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from pydantic import ValidationError
 
 from spec_server import Server, Settings
+from spec_server.prompts import Prompter
 from spec_server.schema.anthropic import MessagesBody
 from spec_server.schema.base import MOST_ITEMS
 from spec_server.schema.openai import ChatBody, CompletionBody
@@ -185,6 +188,16 @@ def test_a_shape_that_spells_a_special_token_is_refused(server, schema):
     forced = chat(server, tools=[tool_of("b", x=schema)], tool_choice="required")
     assert forced.status_code == 400 and 'the tool "b"' in message_of(forced)
     assert chat(server, tools=[tool_of("b", x=schema)]).status_code == 200
+
+
+def test_many_texts_are_looked_through_at_once_for_many_added_tokens():
+    prompter = Prompter.__new__(Prompter)
+    added = {f"<unused{i}>": i for i in range(6000)}
+    prompter.words = SimpleNamespace(hf=SimpleNamespace(get_added_vocab=lambda: added))
+    start = time.process_time()
+    for i in range(20_000):
+        prompter._check_text(f"property_{i}", "a schema", "tools")
+    assert time.process_time() - start < 1.5  # one by one: 4 s
 
 
 def test_two_tools_of_one_name_are_refused_by_it(server):

@@ -113,6 +113,17 @@ def test_beta_zero_ignores_what_the_output_held(library):
 
 
 @pytest.mark.parametrize("tb", [False, True])
+def test_no_columns_are_no_work(library, tb):
+    program = (
+        "import ctypes, sys; f, x = ctypes.CDLL(sys.argv[1]).cblas_sgemm, (ctypes.c_float * 8)(); "
+        f"f(101, 111, {TRANS if tb else NO_TRANS}, 1, 0, 8, ctypes.c_float(1), x, 8, x, 8, "
+        "ctypes.c_float(0), x, 1)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, library], check=False)
+    assert done.returncode == 0  # in a process of its own: a division by zero ends it
+
+
+@pytest.mark.parametrize("tb", [False, True])
 @pytest.mark.parametrize("ta", [False, True])
 def test_a_row_has_the_same_bits_at_every_width_up_to_forty(library, ta, tb):
     n, k = 131, 203

@@ -48,4 +48,4 @@ def built_blas() -> Path:
 
 def api_key() -> str | None:
     """SPEC_API_KEY, so that a server's key need not stand in a command line."""
-    return os.environ.get("SPEC_API_KEY") or None
+    return os.environ.get("SPEC_API_KEY")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_core import SpecError
+from spec_core import SpecError, Target
 
 BUNDLED = Path(__file__).parent / "prompts.jsonl"
 
@@ -28,13 +28,22 @@ class Prompt:
     messages: tuple[dict[str, Any], ...] = ()
     ids: tuple[int, ...] = ()
 
-    def encode(self, tokenizer: Any, vocab_size: int, *, raw: bool = False) -> list[int]:
+    def encode(self, tokenizer: Any, target: Target, *, raw: bool = False) -> list[int]:
         """Ids of the prompt; `raw` joins the contents without a chat template.
 
         Raises:
-            SpecError: the template refuses the messages, or an id is not in 0..vocab_size - 1;
-                names the line.
+            SpecError: the template refuses the messages, an id is not in the target's vocabulary,
+                or the context has no room for an answer; names the line.
         """
+        ids, room = self._encode(tokenizer, target.vocab_size, raw), target.context_length
+        if room is not None and len(ids) >= room:
+            raise SpecError(
+                f"[prompts] {self.where} must be shorter than the model's context of {room} "
+                f"tokens, got {len(ids)}. Shorten it."
+            )
+        return ids
+
+    def _encode(self, tokenizer: Any, vocab_size: int, raw: bool) -> list[int]:
         if self.ids:
             strange = [i for i in self.ids if not 0 <= i < vocab_size]
             if strange:

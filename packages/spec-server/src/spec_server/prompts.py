@@ -5,6 +5,7 @@ moved to where the template shows it, or the request is refused. Knows nothing a
 come in on worker threads and are served one at a time.
 """
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -197,7 +198,7 @@ class Prompter:
                 self._check_text(text, f'{text} of the tool "{name}"', "tools")
 
     def _check_text(self, text: str, where: str, param: str) -> None:
-        if not any(token in text for token in self._added):
+        if not self._added.search(text):
             return
         for token in self._compiler.special:
             if token in text:
@@ -208,8 +209,10 @@ class Prompter:
                 )
 
     @cached_property
-    def _added(self) -> tuple[str, ...]:
-        return tuple(token for token in self.words.hf.get_added_vocab() if token.strip())
+    def _added(self) -> re.Pattern[str]:
+        """Any added token: some vocabularies have thousands, and a schema as many texts."""
+        tokens = [re.escape(t) for t in self.words.hf.get_added_vocab() if t.strip()]
+        return re.compile("|".join(tokens) or "(?!)")
 
     def _grammar(self, chat: Chat) -> str | None:
         """What the answer must match: a shape, calls, or either."""

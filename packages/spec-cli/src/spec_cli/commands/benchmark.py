@@ -53,9 +53,7 @@ def benchmark(modes: tuple[str, ...], drafters: tuple[str, ...], **options: Any)
     opened = open_target(options)
     lanes = _lanes(opened, modes, drafters, options)
     encoded = {
-        task: [
-            p.encode(opened.tokenizer, opened.target.vocab_size, raw=options["raw"]) for p in many
-        ]
+        task: [p.encode(opened.tokenizer, opened.target, raw=options["raw"]) for p in many]
         for task, many in prompts.items()
     }
     with render.progress("racing", unit="runs") as step:

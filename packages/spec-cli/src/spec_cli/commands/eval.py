@@ -43,8 +43,7 @@ def evaluate(prompts: Path, **options: Any) -> None:
     options["max_draft"] = caps.WHOLE_BLOCK if wish is None else wish
     chosen = caps.caps_for(opened, pair, options)
     cap = chosen.make()
-    vocab_size = opened.target.vocab_size
-    encoded = [p.encode(opened.tokenizer, vocab_size, raw=options["raw"]) for p in many]
+    encoded = [p.encode(opened.tokenizer, opened.target, raw=options["raw"]) for p in many]
     tallies = {prompt.task: Tally() for prompt in many}
     with render.progress("prompts", unit="prompts") as step:
         for n, (prompt, ids) in enumerate(zip(many, encoded, strict=True), 1):
