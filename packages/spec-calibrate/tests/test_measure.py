@@ -79,6 +79,21 @@ def test_compiling_a_width_is_not_on_the_budget():
     assert curves.verify_s(6, 64) == pytest.approx(target.seconds(6, 64), rel=0.02)
 
 
+def test_no_width_is_measured_that_the_target_does_not_verify():
+    pair, clock, target = _slow_pair()
+    widths = []
+    forward = target.verify
+    target.max_block = 4
+
+    def verify(block, *more, **named):
+        widths.append(0 if target.prefilling else block.shape[0])
+        return forward(block, *more, **named)
+
+    target.verify = verify
+    assert measure(pair, clock=clock).max_draft == 3
+    assert max(widths) == 4
+
+
 def test_the_curves_are_what_the_rounds_take():
     pair, clock, target = _slow_pair()
     curves = measure(pair, clock=clock)

@@ -354,3 +354,24 @@ def test_the_time_of_a_prompt_in_a_batch_leaves_the_other_rows_out(clock):
         first = batch.step()
         clock.now += 50
     assert first[0][1].elapsed_s == 3
+
+
+class _NarrowTarget(ToyTarget):
+    """Verifies four rows at once and no more, as exact kernels serve so many and no more."""
+
+    max_block = 4
+
+    def verify(self, block: mx.array, cache: ToyCache, *, taps: Sequence[int] = ()) -> TargetOutput:
+        assert block.shape[0] <= self.max_block
+        return super().verify(block, cache, taps=taps)
+
+
+@pytest.mark.parametrize("cap", [None, FixedCap(6)])
+def test_a_draft_is_no_longer_than_the_target_verifies_at_once(cap):
+    pair = Pair(_NarrowTarget(), ToyDrafter(max_draft=6))
+    assert (pair.max_draft, Pair(_NarrowTarget()).max_draft) == (3, 0)
+    assert Pair(ToyTarget(), ToyDrafter(max_draft=6)).max_draft == 6
+    rounds = list(generate(pair, [1, 2, 3], max_tokens=30, cap=cap))
+    assert max(round_.n_drafted for round_ in rounds) == 3
+    plain = generate(Pair(ToyTarget()), [1, 2, 3], max_tokens=30)
+    assert [t for r in rounds for t in r.tokens] == [t for r in plain for t in r.tokens]

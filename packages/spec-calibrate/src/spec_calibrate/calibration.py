@@ -100,7 +100,7 @@ def load_or_measure(
 ) -> Calibration:
     """The stored calibration of a key, or a new one; arguments as in `calibrate`.
 
-    A stored one that does not cover the drafter's largest draft is measured anew. A noisy one was
+    A stored one that does not cover the pair's largest draft is measured anew. A noisy one was
     perhaps taken while the machine was busy, and would choose a wrong cap for ever: it is measured
     again on later occasions, `_MOST_TRIES` times in all, and the best is kept; until then, and
     where the machine stays noisy, it is used with a remark each time.
@@ -109,8 +109,7 @@ def load_or_measure(
     stored = store.get(key)
     if stored.reason and notify is not None:
         notify(f"{stored.reason} It is measured again.")
-    most = pair.drafter.max_draft if pair.drafter is not None else 0
-    if stored.curves is not None and stored.curves.max_draft >= most:
+    if stored.curves is not None and stored.curves.max_draft >= pair.max_draft:
         found = Calibration(stored.curves, key, stored.created, True)
         if found.noisy and stored.tries < _MOST_TRIES and stored.age_s >= _OCCASION_S:
             fresh = measure(pair, budget_s=budget_s, prompts=prompts)

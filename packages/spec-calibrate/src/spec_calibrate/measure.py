@@ -59,7 +59,7 @@ def measure(
 
     Args:
         pair: Target and drafter; with a tokenizer, real text is used.
-        max_draft: Largest cap to measure; the drafter's without.
+        max_draft: Largest cap to measure; the pair's without.
         budget_s: Seconds to spend, about; prefill and compilation come on top.
         prompts: Ids of prompts that drafts are tried on; a few built-in texts without.
         clock: Seconds, rising.
@@ -89,7 +89,7 @@ class _Measurement:
         clock: Clock,
     ) -> None:
         self.pair, self.clock, self.budget_s = pair, clock, budget_s
-        own = pair.drafter.max_draft if pair.drafter is not None else 0
+        own = pair.max_draft
         self.max_draft = own if max_draft is None else min(max_draft, own)
         self.taps = pair.drafter.taps if pair.drafter is not None else ()
         self.prompts = [list(p) for p in prompts] if prompts else self.own_prompts()

@@ -43,9 +43,7 @@ def caps_for(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Cap
     drafter's whole block. "auto" adapts every round, and without a wish it is the best fixed cap:
     both from a calibration of this machine and pair, which is made now if there is none.
     """
-    wish, most = options["max_draft"], 0 if pair.drafter is None else pair.drafter.max_draft
-    room = getattr(pair.target, "max_block", None)  # exact kernels serve so many rows
-    most = most if room is None else min(most, room - 1)
+    wish, most = options["max_draft"], pair.max_draft
     if pair.drafter is None or wish == WHOLE_BLOCK:
         return _fixed(most)
     if isinstance(wish, int):
@@ -85,8 +83,9 @@ def row_costs(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> An
     """Costs of verifies that several sequences share; measured when first asked for."""
     from spec_calibrate import RowCurves
 
-    most = 0 if pair.drafter is None else pair.drafter.max_draft
-    return RowCurves(pair.target, most + 1, key=key_of(opened, pair, options), store=store())
+    return RowCurves(
+        pair.target, pair.max_draft + 1, key=key_of(opened, pair, options), store=store()
+    )
 
 
 def key_of(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Any:

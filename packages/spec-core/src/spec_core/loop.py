@@ -132,12 +132,11 @@ class Run:
         self.target = request.pair.target
         self.drafter = request.pair.drafter
         self.taps = self.drafter.taps if self.drafter is not None else ()
-        max_draft = self.drafter.max_draft if self.drafter is not None else 0
+        self.max_draft = request.pair.max_draft
         if self.drafter is None or cap is None:
-            cap = FixedCap(max_draft)
+            cap = FixedCap(self.max_draft)
         self.cap = cap
         self.asked: int | None = None  # what the cap said for the next round
-        self.max_draft = max_draft
         self.cache = cache if cache is not None else self.target.make_cache()
         if cache is None and self.drafter is not None:
             self.drafter.reset()

@@ -22,6 +22,17 @@ class Pair:
     drafter: Drafter | None = None
     tokenizer: Tokenizer | None = None
 
+    @property
+    def max_draft(self) -> int:
+        """Most drafts of a round: the drafter's own, cut to what the target verifies at once.
+
+        A target says how many rows that is in `max_block`, if it has a limit (spec-targets: in
+        exact mode on a GPU). 0 without a drafter.
+        """
+        most = self.drafter.max_draft if self.drafter is not None else 0
+        room = getattr(self.target, "max_block", None)
+        return most if room is None else min(most, room - 1)
+
 
 def load_pair(
     model: str | Path,

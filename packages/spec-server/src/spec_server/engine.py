@@ -351,10 +351,9 @@ class Engine:
 
 def _crowd_of(served: Served) -> CrowdCap:
     """What decides about drafting in shared rounds, with costs measured when a width comes up."""
-    drafter = served.pair.drafter
-    if drafter is None:
+    most = served.pair.max_draft
+    if most == 0:
         return CrowdCap(0)
-    most = drafter.max_draft
     return CrowdCap(most, served.row_costs or RowCurves(served.pair.target, most + 1))
 
 

@@ -257,7 +257,7 @@ class Generation:
         return tuple(notices)
 
     def _most(self) -> int:
-        return self._drafter.max_draft if self._drafter is not None else 0
+        return self.row.run.request.pair.max_draft
 
     def _drafted_at_all(self) -> bool:
         return self._drafter is not None and self.job.ask.max_draft != 0
