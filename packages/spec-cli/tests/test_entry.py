@@ -1,14 +1,20 @@
 """Ctrl-C and an end from outside, while Python imports or tidies up."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    """Run code as from a terminal: Ctrl-C is not ignored, and output to a pipe is buffered."""
+    code = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{code}"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
 def test_ctrl_c_while_everything_is_imported_is_quiet():
@@ -53,8 +59,10 @@ def test_a_ctrl_c_that_a_finaliser_swallows_is_not_lost():
     time.sleep(30)
     print("went on")
 """
+    start = time.monotonic()
     done = run(COMMAND.format(body=body))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
+    assert time.monotonic() - start < 25
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM between processes")

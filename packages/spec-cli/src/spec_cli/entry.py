@@ -3,6 +3,7 @@
 Knows nothing about commands.
 """
 
+import contextlib
 import signal
 import sys
 import threading
@@ -26,6 +27,9 @@ def main() -> None:
             sys.stderr.write("Stopped.\n")
         sys.exit(130)
     except _Ended:  # files in the making are removed; now as if nobody had caught it
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or closed
+                stream.flush()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
 
@@ -37,6 +41,7 @@ def _end(number: int, frame: Any) -> None:
 def _not_lost(found: Any) -> None:
     """A Ctrl-C that arrived in a finaliser, which ignores it, arrives once more after it."""
     if found.exc_type is KeyboardInterrupt:
-        threading.Timer(0.05, signal.raise_signal, (signal.SIGINT,)).start()
+        main_thread = threading.main_thread().ident  # where it also ends a call that waits
+        threading.Timer(0.05, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(found)
