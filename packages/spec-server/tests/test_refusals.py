@@ -240,3 +240,11 @@ def test_more_messages_than_any_context_holds_are_refused_by_number(server):
 def test_biases_are_numbers(server, value):
     answer = chat(server, logit_bias={"5": 1, "7": value})
     assert answer.status_code == 400 and '"logit_bias"' in message_of(answer)
+
+
+def test_two_tools_of_one_name_are_refused_with_the_remedy(server):
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [tool, tool]}
+    answer = raw(server, CHAT, json.dumps(body))
+    assert answer.status_code == 400
+    assert 'got "look" twice. Give each its own.' in message_of(answer)

@@ -187,7 +187,10 @@ class Prompter:
         names = [tool["function"]["name"] for tool in chat.tools]
         for name, n in Counter(names).items():
             if n > 1:
-                raise Refusal(f'"tools" must have a name each, got "{name}" twice.', param="tools")
+                raise Refusal(
+                    f'"tools" must have a name each, got "{name}" twice. Give each its own.',
+                    param="tools",
+                )
             self._check_text(name, f'the tool "{name}"', "tools")
         if chat.schema is not None:
             for text in spelled_texts(chat.schema):
