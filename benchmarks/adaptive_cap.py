@@ -91,7 +91,7 @@ def race(pair: Pair, lanes: dict[str, Cap], options: argparse.Namespace) -> list
         if options.set and prompt.task not in options.set:
             continue
         if len(sets[prompt.task]) < options.limit:
-            sets[prompt.task].append(prompt.encode(pair.tokenizer, raw=False))
+            sets[prompt.task].append(prompt.encode(pair.tokenizer, pair.target, raw=False))
     rng, rows = random.Random(0), []
     settings = {"max_tokens": options.max_tokens, "sampling": Sampling()}
     for cap in lanes.values():  # compile and warm up

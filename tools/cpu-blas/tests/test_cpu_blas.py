@@ -17,7 +17,6 @@ SHAPES = [(1, 1, 1), (1, 12, 8), (2, 7, 9), (3, 13, 64), (4, 65, 31), (5, 129, 1
 
 THROUGH_MLX = """
 import ctypes
-import os
 import mlx.core as mx
 key = mx.random.key(7)
 x = mx.random.normal((40, 200), key=key)
@@ -164,7 +163,6 @@ def test_mlx_matmul_runs_on_it_and_keeps_a_rows_bits(library):
 def test_openblas_mode_sends_one_row_through_sgemv(library):
     program = """
 import ctypes
-import os
 import mlx.core as mx
 x = mx.random.normal((1, 200), key=mx.random.key(1))
 w = mx.random.normal((130, 200), key=mx.random.key(2))

@@ -15,3 +15,8 @@ class StateError(SpecError):
 
 class NumericsError(SpecError):
     """The target's logits are not numbers, so no token can be drawn from them."""
+
+
+def one_line(error: Exception, most: int) -> str:
+    """What another library says, in one line of at most `most` characters; else its type."""
+    return " ".join(str(error).split())[:most] or type(error).__name__

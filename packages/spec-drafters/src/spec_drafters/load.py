@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core import Drafter, LoadError, Sampling, SpecError, Target
+from spec_core.errors import one_line
 from spec_core.host import host_ints
 from spec_drafters._checkpoint import Checkpoint, open_checkpoint
 from spec_drafters._eagle_config import is_eagle3
@@ -168,7 +169,7 @@ def _load(name: Path | str, target: Target, mode: str, settings: dict[str, Any])
     except Exception as error:  # settings of a wrong kind fail in any way
         raise LoadError(
             f'[load] Drafter "{folder.name}" must have sound settings in config.json, and fails '
-            f"with: {_one_line(error)}. Use lookup, or another drafter."
+            f"with: {one_line(error, 200)}. Use lookup, or another drafter."
         ) from error
     _try_out(drafter, target, folder.name)
     return drafter
@@ -190,14 +191,9 @@ def _try_out(drafter: Drafter, target: Target, name: str) -> None:
     except Exception as error:  # whatever a checkpoint of wrong values leads to
         raise LoadError(
             f'[load] Drafter "{name}" must be able to draft for this target, and breaks off: '
-            f"{_one_line(error)}. Use lookup, or another drafter."
+            f"{one_line(error, 200)}. Use lookup, or another drafter."
         ) from error
     drafter.reset()
-
-
-def _one_line(error: Exception) -> str:
-    """What a library says, in one line; its type where it says nothing."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _made(folder: Path, target: Target, mode: str, settings: dict[str, Any]) -> Drafter:

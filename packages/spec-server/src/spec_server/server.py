@@ -141,25 +141,26 @@ def _bound(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = found[0]
         sock = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
-        raise SpecError(
-            f'[serve] The host must be an address of this machine, got "{host}": {_why(error)}. '
-            "127.0.0.1 is for this machine alone, 0.0.0.0 for all that reach it."
-        ) from None
+        raise _no_address(f'"{host}": {_why(error)}') from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRNOTAVAIL:
-            raise SpecError(
-                f'[serve] The host must be an address of this machine, got "{host}". '
-                "127.0.0.1 is for this machine alone, 0.0.0.0 for all that reach it."
-            ) from None
+            raise _no_address(f'"{host}"') from None
         raise SpecError(
             f"[serve] Port {port} of {host} must be free to bind: {_why(error)}. "
             "Name another port; 0 takes any free one."
         ) from None
     return sock
+
+
+def _no_address(found: str) -> SpecError:
+    return SpecError(
+        f"[serve] The host must be an address of this machine, got {found}. "
+        "127.0.0.1 is for this machine alone, 0.0.0.0 for all that reach it."
+    )
 
 
 def _why(error: Exception) -> str:

@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import MODEL_REMAPPING, load_model, load_tokenizer
 
 from spec_core import LoadError, SpecError, registry
+from spec_core.errors import one_line
 from spec_core.room import refuse_without_room
 from spec_kernels.installation import Mode
 from spec_targets.acceleration import install_kernels
@@ -98,7 +99,7 @@ def load_target(
         raise
     except Exception as error:  # a config with wrong values fails in any way, up to the first row
         raise LoadError(
-            f'[load] mlx-lm must be able to load "{folder}", and says: {_one_line(error)}'
+            f'[load] mlx-lm must be able to load "{folder}", and says: {one_line(error, 300)}'
         ) from error
     target.folder = folder
     target.open_beside = partial(load_target, kernels=kernels, verdicts=verdicts)
@@ -181,7 +182,7 @@ def _split(network: Any, config: dict[str, Any], group: mx.distributed.Group) ->
     except (AssertionError, ValueError) as error:
         raise LoadError(
             f'[load] Model type "{model_type}" must divide by the {n_ranks} processes: '
-            f"{_one_line(error)} Start another number of them."
+            f"{one_line(error, 300)} Start another number of them."
         ) from error
 
 
@@ -203,7 +204,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise LoadError(
-            f'[load] "{path}" must be JSON, got: {_one_line(error)}. Download it again.'
+            f'[load] "{path}" must be JSON, got: {one_line(error, 300)}. Download it again.'
         ) from error
     found = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(found, str):
@@ -225,7 +226,7 @@ def _end_ids(folder: Path, config: dict[str, Any]) -> list[int] | None:
             sources.append(json.loads(generation.read_text(encoding="utf-8")))
         except (ValueError, OSError, RecursionError) as error:
             raise LoadError(
-                f'[load] "{generation}" must be JSON, got: {_one_line(error)}'
+                f'[load] "{generation}" must be JSON, got: {one_line(error, 300)}'
             ) from error
     found: set[int] = set()
     for source in sources:
@@ -246,11 +247,7 @@ def _load_tokenizer(folder: Path, config: dict[str, Any], trusted: bool) -> HfTo
         wrapper = load_tokenizer(folder, {"trust_remote_code": trusted}, eos_token_ids=ends)
     except Exception as error:  # transformers raises whatever its tokenizer classes do
         raise LoadError(
-            f'[load] The tokenizer files of "{folder}" must load, and do not: {_one_line(error)}'
+            f'[load] The tokenizer files of "{folder}" must load, and do not: '
+            f"{one_line(error, 300)}"
         ) from error
     return HfTokenizer(wrapper)
-
-
-def _one_line(error: Exception) -> str:
-    """What another library says, in one line; its type where it says nothing."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
