@@ -257,18 +257,9 @@ def test_a_quota_of_the_control_group_limits_the_threads(library, tmp_path, file
     program.write_text(
         '#include "pool.h"\n#include <stdio.h>\nint main(void) { printf("%d", pool_threads()); }'
     )
-    made = [
-        program,
-        TOOL / "pool.c",
-        f"-I{TOOL}",
-        "-mavx2",
-        "-lpthread",
-        "-o",
-        tmp_path / "threads",
-    ]
-    subprocess.run(["gcc", f'-DCGROUPS="{tmp_path}"', "-Wall", "-Werror", *made], check=True)
+    out = tmp_path / "threads"
+    gcc = ["gcc", "-mavx2", "-Wall", "-Werror", f'-DCGROUPS="{tmp_path}"', f"-I{TOOL}", "-o", out]
+    subprocess.run([*gcc, program, TOOL / "pool.c", "-lpthread"], check=True)
     two = {"OMP_NUM_THREADS": "2"}
-    assert (
-        subprocess.run([tmp_path / "threads"], env=two, capture_output=True, text=True).stdout
-        == threads
-    )
+    done = subprocess.run([out], env=two, capture_output=True, text=True, check=True)
+    assert done.stdout == threads
