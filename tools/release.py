@@ -128,7 +128,7 @@ def _release(release: Release) -> int:
     today = datetime.date.today().isoformat()
     _replace(project, f'version = "{release.package.version}"', f'version = "{release.version}"')
     _replace(changelog, f"## {UNRELEASED}", f"## {release.version} - {today}")
-    # A wheel for any platform; those with the compiled loop come from .github/workflows/release.yml.
+    # A wheel for any platform; .github/workflows/release.yml makes those with the compiled loop.
     pure = os.environ | {"SPEC_CONVERT_LOOP": "none"}
     for command in _commands(release):
         print("$ " + " ".join(command), flush=True)
