@@ -8,18 +8,20 @@ come in on worker threads and are served one at a time.
 import re
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from spec_server.answer import Marks
 from spec_server.calls import CallSyntax, call_grammar, term
-from spec_server.errors import Refusal
+from spec_server.errors import PromptTooLong, Refusal
 from spec_server.guides import Grammars, schema_grammar, spelled_texts
 from spec_server.jobs import Budget
 from spec_server.words import Words, marks_of
 
+_LONG = 8  # characters per token of the context, beyond which a text is not encoded at once
+_SEAM = 64  # tokens that a cut in a text may add
 _ARGUMENTS = "[ARGS]"  # in newer Mistral vocabularies, between a call's name and its arguments
 _BARE_CALL = '{"name": function name, "parameters": dictionary of argument name and its value}'
 
@@ -71,12 +73,14 @@ class Prompter:
     Args:
         tokenizer: A spec_targets.HfTokenizer.
         vocab_size: V of the target.
+        context: Most tokens of prompt and answer together; None for no limit.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Any, vocab_size: int, context: int | None = None) -> None:
         self.words = Words(tokenizer, marks_of(tokenizer))
         self.wrapper = tokenizer.wrapper
         self.vocab_size = vocab_size
+        self._context = context
         self._lock = threading.Lock()
         template = getattr(self.words.hf, "chat_template", None)
         self.template = template if isinstance(template, str) else ""
@@ -119,9 +123,13 @@ class Prompter:
         return term(mark, self.words.encode_bare(mark))
 
     def text(self, text: str) -> tuple[int, ...]:
-        """Ids of a raw text."""
+        """Ids of a raw text.
+
+        Raises:
+            PromptTooLong: it has far more of them than the context.
+        """
         with self._lock:
-            return tuple(self.words.encode(text))
+            return self._ids(text, self.words.encode)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens as they are spelled."""
@@ -172,11 +180,20 @@ class Prompter:
             in_reasoning = self._ends_in_reasoning(text) and not chat.continue_last
             if in_reasoning and chat.thinking is False and self.think is not None:
                 text, in_reasoning = f"{text.rstrip()}\n\n{self.think[1]}\n\n", False
-            ids = tuple(self.words.encode_rendered(text))
+            ids = self._ids(text, self.words.encode_rendered)
             grammar = self._grammar(chat)
         call = self.call if chat.tools else None
         bare = bool(chat.tools) and self.bare_calls
         return Prompt(ids, Marks(self.think, call, in_reasoning, bare), grammar)
+
+    def _ids(self, text: str, encode: Callable[[str], list[int]]) -> tuple[int, ...]:
+        """Encode; megabytes take minutes, in which nobody else's prompt is encoded."""
+        context = self._context
+        if context is not None and len(text) > _LONG * context:
+            n_least = len(self.words.encode_bare(text[: _LONG * context])) - _SEAM
+            if n_least >= context:
+                raise PromptTooLong(n_least, context)
+        return tuple(encode(text))
 
     def _check_texts(self, chat: Chat) -> None:
         """See that tools are told apart, and that nothing an answer must spell ends or splits it.
@@ -264,9 +281,10 @@ class Prompter:
             extra["tools"] = list(chat.tools)
         render = self.wrapper.apply_chat_template
         if chat.continue_last:
-            last = messages[-1]["content"]
+            last = messages[-1]["content"].lstrip()
             text = render(messages, tokenize=False, add_generation_prompt=False, **extra)
-            return text[: text.rindex(last.strip()) + len(last.strip())] if last.strip() else text
+            said = last.rstrip()  # templates differ about white space
+            return text[: text.rindex(said) + len(said)] + last[len(said) :]
         return render(messages, tokenize=False, add_generation_prompt=True, **extra)
 
     def _ends_in_reasoning(self, text: str) -> bool:
