@@ -186,6 +186,13 @@ def test_a_drafter_is_reset_for_a_new_sequence_and_kept_for_a_cache():
     assert drafter.observed == PROMPT + answer + more[:-1]
 
 
+def test_a_drafter_is_reset_when_its_text_begins_not_when_it_is_asked_for():
+    target, drafter = ToyTarget(), ToyDrafter()
+    asked = [generate(Pair(target, drafter), prompt, max_tokens=9) for prompt in (PROMPT, [4, 5])]
+    first, second = ([t for r in rounds for t in r.tokens] for rounds in asked)
+    assert len(first) == 9 and drafter.observed == [4, 5, *second[:-1]]
+
+
 DRAFTERS = {
     "plain": lambda: None,
     "full q": lambda: ToyDrafter(),
