@@ -53,7 +53,8 @@ def load_pair(
     Args:
         model: A checkpoint folder or a hub id.
         drafter: The drafter's folder or hub id; without it the mode decides.
-        mode: "baseline" for no drafter, "auto" for the best known one, or a drafter's name.
+        mode: "baseline" for no drafter, "auto" for the best known one, or another mode of the
+            drafter's loader (spec-drafters: `load_drafter`).
         target_options: Passed on to the target's loader (spec-targets: `load_target`).
         drafter_options: Passed on to the drafter's loader (spec-drafters: `load_drafter`).
 
