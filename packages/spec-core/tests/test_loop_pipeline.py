@@ -263,7 +263,7 @@ def test_a_drafter_that_proposes_more_than_the_cap_is_named():
 class Misshapen(ToyDrafter):
     """Spoils one part of its drafts."""
 
-    def __init__(self, **parts: Callable[[Draft], mx.array]) -> None:
+    def __init__(self, **parts: Callable[[Draft], mx.array | str]) -> None:
         super().__init__()
         self.parts = parts
 
@@ -286,6 +286,11 @@ def test_a_draft_of_other_shapes_is_refused_by_the_drafters_name(part, spoil, go
     drafter = Misshapen(**{part: spoil})
     with pytest.raises(ValueError, match=rf'Drafter "toy" must give K whole .*12.* got .*{got}'):
         run(ToyTarget(), drafter, cap=FixedCap(2), sampling=Sampling(temperature=1.0))
+
+
+def test_drafts_without_a_source_come_from_their_drafter():
+    rounds = run(ToyTarget(), Misshapen(source=lambda draft: ""), cap=FixedCap(2))
+    assert {r.source for r in rounds if r.n_drafted} == {"toy"}
 
 
 class Lost(ToyDrafter):

@@ -10,7 +10,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -260,7 +260,7 @@ class Run:
                 f"{draft.tokens.shape} of {draft.tokens.dtype}, {getattr(probs, 'shape', None)} "
                 f"and {getattr(confidence, 'shape', None)}."
             )
-        return draft
+        return draft if draft.source else replace(draft, source=self.drafter.name)
 
     def plain_steps(self) -> Iterator[Round]:
         """Steps of one row, each enqueued before the one before it is read."""
