@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from spec_core import FixedCap, Pair, Sampling, SpecError, generate
@@ -64,6 +65,16 @@ def test_a_prompt_that_fills_the_context_is_refused(n):
 
 def test_a_prompt_that_leaves_room_for_one_token_gives_one():
     assert len(tokens(ToyTarget(context_length=7), ToyDrafter(), [1] * 6)) == 1
+
+
+@pytest.mark.parametrize("prompt", [[1.7, 2], ["1"], [[1]], [None]])
+def test_ids_that_are_no_whole_numbers_are_refused(prompt):
+    with pytest.raises(TypeError, match=r"\[generate\] Prompt ids must be whole numbers, but '"):
+        tokens(prompt=prompt)
+
+
+def test_whole_numbers_of_any_kind_are_ids():
+    assert tokens(prompt=mx.array([1, 5, 2])) == tokens(prompt=(1, 5, np.int64(2)))
 
 
 def test_text_needs_a_tokenizer():

@@ -69,7 +69,8 @@ def generate(
     Raises:
         SpecError: the prompt is empty, too long, or holds an id outside the vocabulary.
         NumericsError: the target's logits are not numbers.
-        ValueError: a setting is outside its range.
+        ValueError: a setting is outside its range, or a draft breaks the contract.
+        TypeError: a prompt id is no whole number.
     """
     request = Request(
         pair, prompt, max_tokens, sampling or Sampling(), stop_ids, stop_strings, prefill_chunk
