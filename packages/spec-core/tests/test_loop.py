@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from spec_core import FixedCap, Pair, Sampling, SpecError, generate
@@ -64,6 +65,16 @@ def test_a_prompt_that_fills_the_context_is_refused(n):
 
 def test_a_prompt_that_leaves_room_for_one_token_gives_one():
     assert len(tokens(ToyTarget(context_length=7), ToyDrafter(), [1] * 6)) == 1
+
+
+@pytest.mark.parametrize("prompt", [[1.7, 2], ["1"], [[1]], [None]])
+def test_ids_that_are_no_whole_numbers_are_refused(prompt):
+    with pytest.raises(TypeError, match=r"\[generate\] Prompt ids must be whole numbers, but '"):
+        tokens(prompt=prompt)
+
+
+def test_whole_numbers_of_any_kind_are_ids():
+    assert tokens(prompt=mx.array([1, 5, 2])) == tokens(prompt=(1, 5, np.int64(2)))
 
 
 def test_text_needs_a_tokenizer():
@@ -184,6 +195,13 @@ def test_a_drafter_is_reset_for_a_new_sequence_and_kept_for_a_cache():
     answer = tokens(target, drafter, cache=cache)
     more = tokens(target, drafter, PROMPT + answer, cache=cache)
     assert drafter.observed == PROMPT + answer + more[:-1]
+
+
+def test_a_drafter_is_reset_when_its_text_begins_not_when_it_is_asked_for():
+    target, drafter = ToyTarget(), ToyDrafter()
+    asked = [generate(Pair(target, drafter), prompt, max_tokens=9) for prompt in (PROMPT, [4, 5])]
+    first, second = ([t for r in rounds for t in r.tokens] for rounds in asked)
+    assert len(first) == 9 and drafter.observed == [4, 5, *second[:-1]]
 
 
 DRAFTERS = {

@@ -144,3 +144,48 @@ def test_unigram_vocabularies_are_read_too(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(LoadError, match="must be a tokenizer.json with a vocabulary"):
         read_vocabulary(path)
+
+
+class Interrupted(ToyTarget):
+    """Breaks off in its n-th call, before or after what the call does."""
+
+    left: int | None = None
+
+    def _tick(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                raise KeyboardInterrupt
+
+    def prefill(self, tokens, cache, *, taps=()):
+        self._tick()
+        return super().prefill(tokens, cache, taps=taps)
+
+    def verify(self, block, cache, *, taps=()):
+        self._tick()
+        output = super().verify(block, cache, taps=taps)
+        self._tick()
+        return output
+
+    def commit(self, cache, n_keep):
+        self._tick()
+        super().commit(cache, n_keep)
+        self._tick()
+
+
+@pytest.mark.parametrize("restored", [False, True])
+@pytest.mark.parametrize("left", range(12))
+def test_a_draft_that_was_interrupted_is_started_over(left: int, restored: bool) -> None:
+    small = Interrupted(seed=5)
+    made, committed = DraftModelDrafter(small, ToyTarget()), [(5 * i) % 12 for i in range(1100)]
+    made.observe(committed, NOTHING)
+    before = made.state()
+    small.left = left
+    with pytest.raises(KeyboardInterrupt):
+        made.draft(3, 2, sampling=Sampling(), key=KEY)
+    if restored:
+        made.restore(before)
+    assert made.state() == before
+    tokens = made.draft(3, 2, sampling=Sampling(), key=KEY).tokens.tolist()
+    assert tokens == chain(ToyTarget(seed=5), committed, 3, 2)

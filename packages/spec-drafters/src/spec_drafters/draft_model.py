@@ -104,6 +104,9 @@ class DraftModelDrafter:
 
     def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
         """Forward the anchor and the drafts so far, again and one row longer, cap times."""
+        if not self._whole:
+            self.restore(self.state())
+        self._whole = False
         self._catch_up()
         n_drafts = min(cap, self.max_draft)
         settings = sampling
@@ -132,6 +135,7 @@ class DraftModelDrafter:
             block = mx.concatenate([block, drafted])
         probs = mx.concatenate(rows) if rows else None
         drafts = or_none(mx.concatenate(tokens), mx.concatenate(chosen_by))
+        self._whole = True
         return Draft(drafts, probs, source=self.name)
 
     def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
@@ -147,6 +151,7 @@ class DraftModelDrafter:
     def reset(self) -> None:
         """Forget the sequence."""
         self._cache = self._model.make_cache()
+        self._whole = True  # False once a draft has broken off: the cache holds anything
         self._fed: list[int] = []  # ids in the small model's cache
         self._waiting: list[int] = []  # committed ids that are not
 
@@ -157,7 +162,7 @@ class DraftModelDrafter:
     def restore(self, state: tuple[int, ...]) -> None:
         """Go on from a snapshot; keeps the cache where it holds a prefix of it."""
         n_fed = len(self._fed)
-        if list(state[:n_fed]) != self._fed:
+        if not self._whole or list(state[:n_fed]) != self._fed:
             self.reset()
             n_fed = 0
         self._waiting = list(state[n_fed:])
@@ -165,6 +170,7 @@ class DraftModelDrafter:
     def _catch_up(self) -> None:
         """Prefill what waits, down to the rows that one block can take along."""
         while len(self._waiting) > _CHUNK:
-            chunk, self._waiting = self._waiting[:_CHUNK], self._waiting[_CHUNK:]
+            chunk = self._waiting[:_CHUNK]
             self._model.prefill(chunk, self._cache)
             self._fed += chunk
+            self._waiting = self._waiting[_CHUNK:]
