@@ -3,13 +3,14 @@
 Works on the contract of a target alone, so it needs no model library. A target cannot forget a
 committed row, and a draft must leave no trace; so each step forwards the drafts so far as one open
 block and abandons it. That costs a few extra rows, which ride along with the weights, and works for
-models whose state cannot be trimmed.
+models whose state cannot be trimmed. The tables of one vocabulary may be padded to different sizes.
 
 References:
     Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318.
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,19 +29,20 @@ from spec_drafters._vocabulary import (
 )
 
 _CHUNK = 512  # rows of one prefill
+_NOTHING = mx.array([], mx.int32)  # data, so any thread may read it
 
 
 class DraftModelDrafter:
-    """Any target as drafter of another.
+    """Any target as drafter of another. Where its context ends it proposes nothing more.
 
     Args:
-        model: The small model.
+        model: The small model. An id means the same to both (`load` compares them); ids that only
+            the wider of the two tables has are padding, or tokens the other one never saw.
         target: The model it drafts for.
         max_draft: Drafts a round.
         truncate: Draw from the request's top-k, top-p and min-p too, not from temperature alone.
 
     Raises:
-        LoadError: the vocabularies have different sizes.
         ValueError: max_draft is below 1.
     """
 
@@ -52,14 +54,9 @@ class DraftModelDrafter:
     ) -> None:
         if max_draft < 1:
             raise ValueError(f"[draft-model] max_draft must be >= 1, got {max_draft}.")
-        if model.vocab_size != target.vocab_size:
-            raise LoadError(
-                f"[draft-model] Drafter and target must share a vocabulary, got "
-                f"{model.vocab_size} and {target.vocab_size} tokens. Use a smaller model of the "
-                "same family."
-            )
         self.max_draft = max_draft
         self._model = model
+        self._vocab_size = target.vocab_size
         self._truncate = truncate
         self.reset()
 
@@ -85,7 +82,7 @@ class DraftModelDrafter:
             options: As the constructor takes them.
 
         Raises:
-            LoadError: no loader is installed, or a token differs between the two, or the target's
+            LoadError: no loader is installed, or an id stands for two strings, or the target's
                 vocabulary is not known.
         """
         folder, known = locate(path), target_vocabulary(target, model)
@@ -100,17 +97,27 @@ class DraftModelDrafter:
         if open_target is None:
             open_target = registry.load(registry.LOADERS, "target")
         small, _ = open_target(folder)  # pyright: ignore[reportOptionalCall]
+        room, wanted = small.context_length, target.context_length
+        if room is not None and (wanted is None or room < wanted):
+            warnings.warn(
+                f'[draft-model] "{folder.name}" drafts in the first {room} tokens of a text, where '
+                f"its context ends; the target's has {wanted or 'no limit'}. Text beyond is "
+                "decoded plainly.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return cls(small, target, **options)
 
     def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
         """Forward the anchor and the drafts so far, again and one row longer, cap times."""
+        n_drafts = min(cap, self.max_draft, self._room())
+        if n_drafts < 1:
+            return Draft(_NOTHING, source=self.name)
         self._catch_up()
-        n_drafts = min(cap, self.max_draft)
         settings = sampling
         if not self._truncate:
             settings = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
-        head = [*self._waiting, anchor]
-        block = mx.array(head, mx.int32)
+        block = mx.array(self._known([*self._waiting, anchor]), mx.int32)
         tokens: list[mx.array] = []
         rows: list[mx.array] = []
         chosen_by: list[mx.array] = []
@@ -121,7 +128,7 @@ class DraftModelDrafter:
             self._fed += self._waiting
             block = block[len(self._waiting) :]
             self._waiting = []
-            logits = output.logits[-1:]
+            logits = output.logits[-1:, : self._vocab_size]
             if sampling.greedy:
                 drafted = mx.argmax(logits, axis=-1).astype(mx.int32)
             else:
@@ -130,7 +137,7 @@ class DraftModelDrafter:
             tokens.append(drafted)
             chosen_by.append(chosen_of(rows[-1] if rows else logits, drafted))
             block = mx.concatenate([block, drafted])
-        probs = mx.concatenate(rows) if rows else None
+        probs = self._widened(mx.concatenate(rows)) if rows else None
         drafts = or_none(mx.concatenate(tokens), mx.concatenate(chosen_by))
         return Draft(drafts, probs, source=self.name)
 
@@ -166,5 +173,22 @@ class DraftModelDrafter:
         """Prefill what waits, down to the rows that one block can take along."""
         while len(self._waiting) > _CHUNK:
             chunk, self._waiting = self._waiting[:_CHUNK], self._waiting[_CHUNK:]
-            self._model.prefill(chunk, self._cache)
+            self._model.prefill(self._known(chunk), self._cache)
             self._fed += chunk
+
+    def _room(self) -> int:
+        """Drafts that the small model's context has room for, behind the anchor."""
+        context = self._model.context_length
+        if context is None:
+            return self.max_draft
+        return context - len(self._fed) - len(self._waiting)
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """Ids with those that the small model has no row for as its last one."""
+        last = self._model.vocab_size - 1
+        return [min(token, last) for token in tokens]
+
+    def _widened(self, probs: mx.array) -> mx.array:
+        """Rows over the target's vocabulary, zero where the small model has no token: (K, V)."""
+        missing = self._vocab_size - probs.shape[-1]
+        return mx.pad(probs, [(0, 0), (0, missing)]) if missing else probs
