@@ -26,6 +26,7 @@ from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_r
 from spec_core.types import Acceptance, Draft, FinishReason, Round, RoundKind, TargetOutput
 
 NO_DRAFTS = Draft(mx.array([], mx.int32), source="target")  # data, so any thread may read it
+CLEAR_EVERY = 256  # tokens: a cache that grows leaves buffers that nothing fits into again
 HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts, then their confidence
 
 
@@ -374,6 +375,8 @@ class Run:
             counts = self.seen.answer.at[mx.array(tokens, mx.int32)].add(1.0)
             self.seen = Seen(self.seen.prompt, counts)
         self.anchor = tokens[-1]
+        if self.n_emitted // CLEAR_EVERY < (self.n_emitted + n_keep) // CLEAR_EVERY:
+            mx.clear_cache()
         self.n_emitted += n_keep
         now = time.perf_counter()
         elapsed_s, self.since = now - self.since, now
