@@ -1,8 +1,9 @@
 """From a conversation to the ids of a prompt: the model's chat template, on the HTTP side.
 
 Nothing a client says is dropped silently: where a template would leave a system message out, it is
-moved to where the template shows it, or the request is refused. Knows nothing about dialects; calls
-come in on worker threads and are served one at a time.
+moved to where the template shows it, or the request is refused. The one exception is a line of
+Claude Code's that is no message: `_addressed`. Knows nothing about dialects; calls come in on worker
+threads and are served one at a time.
 """
 
 import re
@@ -21,6 +22,7 @@ from spec_server.jobs import Budget
 from spec_server.words import Words, marks_of
 
 _ARGUMENTS = "[ARGS]"  # in newer Mistral vocabularies, between a call's name and its arguments
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 _BARE_CALL = '{"name": function name, "parameters": dictionary of argument name and its value}'
 
 
@@ -237,7 +239,7 @@ class Prompter:
 
     def _render_all(self, chat: Chat) -> str:
         """The first arrangement of system messages that the template shows whole."""
-        messages = list(chat.messages)
+        messages = _addressed(chat.messages)
         problem = ""
         for arrange in (list, _system_first, _system_in_user):
             arranged = arrange(messages)
@@ -273,6 +275,22 @@ class Prompter:
         if self.think is None:
             return False
         return text.rstrip().endswith(self.think[0])
+
+
+def _addressed(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages without Claude Code's billing line, which begins its system prompt.
+
+    It means nothing to a model and is another one in every request, so that no prompt of twenty
+    thousand tokens would begin like the one before.
+    """
+    left: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "system" and _BILLING.match(message["content"]):
+            message = {**message, "content": _BILLING.sub("", message["content"])}
+            if not message["content"]:
+                continue
+        left.append(message)
+    return left
 
 
 def _system_texts(messages: Sequence[dict[str, Any]]) -> list[str]:
