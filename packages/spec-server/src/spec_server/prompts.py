@@ -2,8 +2,8 @@
 
 Nothing a client says is dropped silently: where a template would leave a system message out, it is
 moved to where the template shows it, or the request is refused. The one exception is a line of
-Claude Code's that is no message: `_addressed`. Knows nothing about dialects; calls come in on worker
-threads and are served one at a time.
+Claude Code's that is no message (`_addressed`). Knows nothing about dialects; calls come in on
+worker threads and are served one at a time.
 """
 
 import re
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from spec_server import harmony
 from spec_server.answer import Marks
 from spec_server.calls import CallSyntax, call_grammar, term
 from spec_server.errors import Refusal
@@ -83,9 +84,16 @@ class Prompter:
         template = getattr(self.words.hf, "chat_template", None)
         self.template = template if isinstance(template, str) else ""
 
+    @cached_property
+    def harmony(self) -> bool:
+        """Whether the model answers in channels, as gpt-oss does."""
+        return harmony.speaks_harmony(self.words.hf.get_vocab(), self.template)
+
     @property
     def think(self) -> tuple[str, str] | None:
         """Marks of the reasoning, or None."""
+        if self.harmony:
+            return harmony.THINK
         if not self.wrapper.has_thinking:
             return None
         return self.wrapper.think_start, self.wrapper.think_end
@@ -93,6 +101,8 @@ class Prompter:
     @property
     def call(self) -> tuple[str, str] | None:
         """Marks of a tool call, or None."""
+        if self.harmony and "tools" in self.template:
+            return harmony.CALL
         if not self.wrapper.has_tool_calling:
             return None
         return self.wrapper.tool_call_start, self.wrapper.tool_call_end
@@ -174,11 +184,14 @@ class Prompter:
             in_reasoning = self._ends_in_reasoning(text) and not chat.continue_last
             if in_reasoning and chat.thinking is False and self.think is not None:
                 text, in_reasoning = f"{text.rstrip()}\n\n{self.think[1]}\n\n", False
+            if self.harmony and chat.thinking is False and not (chat.tools or chat.continue_last):
+                text += harmony.FINAL
             ids = tuple(self.words.encode_rendered(text))
             grammar = self._grammar(chat)
         call = self.call if chat.tools else None
         bare = bool(chat.tools) and self.bare_calls
-        return Prompt(ids, Marks(self.think, call, in_reasoning, bare), grammar)
+        marks = Marks(self.think, call, in_reasoning, bare, self.harmony)
+        return Prompt(ids, marks, grammar)
 
     def _check_texts(self, chat: Chat) -> None:
         """See that tools are told apart, and that nothing an answer must spell ends or splits it.
@@ -264,6 +277,8 @@ class Prompter:
             extra["reasoning_effort"] = chat.effort
         if chat.tools:
             extra["tools"] = list(chat.tools)
+        if self.harmony:
+            messages = [_with_thinking(message) for message in messages]
         render = self.wrapper.apply_chat_template
         if chat.continue_last:
             last = messages[-1]["content"]
@@ -275,6 +290,15 @@ class Prompter:
         if self.think is None:
             return False
         return text.rstrip().endswith(self.think[0])
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """An earlier call as gpt-oss's template takes it: all that led to it in one field."""
+    if not message.get("tool_calls"):
+        return message
+    texts = (message.get("reasoning_content"), message["content"])
+    message = {name: v for name, v in message.items() if name != "reasoning_content"}
+    return {**message, "content": "", "thinking": "\n\n".join(t for t in texts if t)}
 
 
 def _addressed(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
