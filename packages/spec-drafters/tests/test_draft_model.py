@@ -1,13 +1,16 @@
 """A target as drafter of another: greedy chains, rollback without trace, vocabularies."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from spec_core import LoadError, Pair, Sampling, TargetOutput, generate, target_probs
-from spec_core.testing import ToyTarget, check_drafter
+from spec_core.testing import ToyCache, ToyTarget, check_drafter
 from spec_drafters import DraftModelDrafter
 from spec_drafters._vocabulary import check_same_vocabulary, read_vocabulary
 
@@ -121,6 +124,73 @@ def test_nothing_is_drafted_where_the_small_models_context_ends() -> None:
     assert made.draft(3, 4, sampling=Sampling(), key=KEY).n_drafted == 0
     made.restore((1, 2))
     assert made.draft(3, 4, sampling=Sampling(), key=KEY).n_drafted == 4
+
+
+class Counting(ToyTarget):
+    """Counts the rows it forwards, and goes back to any length."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.n_rows = 0
+        self.breaks = False
+
+    def verify(self, block: mx.array, cache: ToyCache, *, taps: Sequence[int] = ()) -> TargetOutput:
+        self.n_rows += block.shape[0]
+        output = super().verify(block, cache, taps=taps)
+        if self.breaks:
+            raise RuntimeError("out of memory")
+        return output
+
+
+class Returning(Counting):
+    """One that also freezes and thaws."""
+
+    def freeze(self, cache: ToyCache) -> SimpleNamespace:
+        return SimpleNamespace(tokens=cache.tokens, reach=lambda n: n)
+
+    def thaw(self, frozen: SimpleNamespace, n: int) -> ToyCache:
+        return ToyCache(frozen.tokens[:n])
+
+
+@pytest.mark.parametrize("kind", [Counting, Returning])
+def test_a_sequence_goes_on_from_where_it_parts_from_the_one_before(kind: type[Counting]) -> None:
+    """The small model read a whole conversation again in each of its turns: jundot/omlx#1441."""
+    small = kind(seed=5)
+    made = DraftModelDrafter(small, ToyTarget())
+    first = [(7 * i * i) % 12 for i in range(900)]
+
+    def drafts(prompt: list[int]) -> int:
+        made.reset()
+        made.observe(prompt[:5], NOTHING)
+        made.reset()  # as a kept prompt and the loop do, before anything was drafted
+        made.observe(prompt, NOTHING)
+        small.n_rows = 0
+        tokens = made.draft(3, 4, sampling=Sampling(), key=KEY).tokens.tolist()
+        assert tokens == chain(ToyTarget(seed=5), prompt, 3, 4)
+        return small.n_rows
+
+    assert drafts(first) > 900
+    assert drafts([*first, 3, 4, 5]) < 30
+    parted = [*first[:700], 1, 1, 1]
+    assert (drafts(parted) < 30) == (kind is Returning)
+    assert (drafts(parted[:300]) < 30) == (kind is Returning)
+    assert drafts([11, *parted]) > 700  # nothing in common
+    assert drafts([11, *parted]) < 30
+
+
+def test_a_context_that_broke_off_is_not_gone_on_from() -> None:
+    small = Counting(seed=5)
+    made = DraftModelDrafter(small, ToyTarget())
+    made.observe([1, 2, 3], NOTHING)
+    made.draft(4, 2, sampling=Sampling(), key=KEY)
+    small.breaks = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        made.draft(4, 2, sampling=Sampling(), key=KEY)
+    small.breaks = False
+    made.reset()
+    made.observe([1, 2, 3], NOTHING)
+    tokens = made.draft(4, 3, sampling=Sampling(), key=KEY).tokens.tolist()
+    assert tokens == chain(ToyTarget(seed=5), [1, 2, 3], 4, 3)
 
 
 def test_a_shorter_context_is_told_at_load(tmp_path: Path) -> None:

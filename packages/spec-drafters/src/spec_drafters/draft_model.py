@@ -13,6 +13,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +35,8 @@ _NOTHING = mx.array([], mx.int32)  # data, so any thread may read it
 
 class DraftModelDrafter:
     """Any target as drafter of another. Where its context ends it proposes nothing more.
+
+    What it has read of one sequence serves the next one as far as the two begin alike.
 
     Args:
         model: The small model. An id means the same to both (`load` compares them); ids that only
@@ -58,6 +61,9 @@ class DraftModelDrafter:
         self._model = model
         self._vocab_size = target.vocab_size
         self._truncate = truncate
+        self._fed: list[int] = []  # ids in the small model's cache
+        self._before: tuple[list[int], Any] | None = None  # those of the sequence before, its cache
+        self._drafting = False  # stays set where a forward broke off
         self.reset()
 
     @classmethod
@@ -113,6 +119,8 @@ class DraftModelDrafter:
         n_drafts = min(cap, self.max_draft, self._room())
         if n_drafts < 1:
             return Draft(_NOTHING, source=self.name)
+        self._drafting = True
+        self._go_on()
         self._catch_up()
         settings = sampling
         if not self._truncate:
@@ -137,6 +145,7 @@ class DraftModelDrafter:
             tokens.append(drafted)
             chosen_by.append(chosen_of(rows[-1] if rows else logits, drafted))
             block = mx.concatenate([block, drafted])
+        self._drafting = False
         probs = self._widened(mx.concatenate(rows)) if rows else None
         drafts = or_none(mx.concatenate(tokens), mx.concatenate(chosen_by))
         return Draft(drafts, probs, source=self.name)
@@ -148,14 +157,19 @@ class DraftModelDrafter:
     def fork(self) -> Self:
         """Another drafter on the same model, with an empty context."""
         other = copy.copy(self)
+        other._fed, other._before, other._drafting = [], None, False
         other.reset()
         return other
 
     def reset(self) -> None:
         """Forget the sequence."""
+        if self._drafting:
+            self._before, self._drafting = None, False
+        elif self._fed:
+            self._before = self._fed, self._cache
         self._cache = self._model.make_cache()
-        self._fed: list[int] = []  # ids in the small model's cache
-        self._waiting: list[int] = []  # committed ids that are not
+        self._fed = []
+        self._waiting: list[int] = []  # committed ids that are not in the cache
 
     def state(self) -> tuple[int, ...]:
         """The committed ids."""
@@ -168,6 +182,26 @@ class DraftModelDrafter:
             self.reset()
             n_fed = 0
         self._waiting = list(state[n_fed:])
+
+    def _go_on(self) -> None:
+        """Take over what the cache of the sequence before holds of this one's beginning."""
+        before, self._before = self._before, None
+        if before is None or self._fed:
+            return
+        fed, cache = before
+        same = (a == b for a, b in zip(fed, self._waiting, strict=False))
+        n = sum(1 for _ in takewhile(bool, same))
+        if n < len(fed):
+            n, cache = self._shortened(cache, n)
+        if n:
+            self._cache, self._fed, self._waiting = cache, self._waiting[:n], self._waiting[n:]
+
+    def _shortened(self, cache: Any, n: int) -> tuple[int, Any]:
+        """A cache at the greatest length up to n that it can go back to; 0 where it cannot."""
+        model: Any = self._model
+        frozen = model.freeze(cache) if n and hasattr(model, "freeze") else None
+        n = frozen.reach(n) if frozen is not None else 0
+        return (n, model.thaw(frozen, n)) if n else (0, None)
 
     def _catch_up(self) -> None:
         """Prefill what waits, down to the rows that one block can take along."""
