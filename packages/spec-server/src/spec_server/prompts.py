@@ -23,6 +23,10 @@ from spec_server.jobs import Budget
 from spec_server.words import Words, marks_of
 
 _ARGUMENTS = "[ARGS]"  # in newer Mistral vocabularies, between a call's name and its arguments
+_SET_HERE = {
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize",
+    "chat_template", "conversation", "bos_token", "eos_token", "raise_exception", "strftime_now",
+}  # fmt: skip
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 _BARE_CALL = '{"name": function name, "parameters": dictionary of argument name and its value}'
 
@@ -41,6 +45,7 @@ class Chat:
         must_call: Tools of which one must be called; empty leaves it to the model.
         one_call: No more than one call.
         schema: What an answer must satisfy that is no call.
+        variables: Further variables of the template, by name.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -51,6 +56,7 @@ class Chat:
     must_call: tuple[str, ...] = ()
     one_call: bool = False
     schema: dict[str, Any] | None = None
+    variables: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,7 @@ class Prompter:
             )
         with self._lock:
             self._check_texts(chat)
+            self._check_variables(chat)
             text = self._render_all(chat)
             in_reasoning = self._ends_in_reasoning(text) and not chat.continue_last
             if in_reasoning and chat.thinking is False and self.think is not None:
@@ -214,6 +221,21 @@ class Prompter:
             name = tool["function"]["name"]
             for text in spelled_texts(tool["function"].get("parameters")):
                 self._check_text(text, f'{text} of the tool "{name}"', "tools")
+
+    def _check_variables(self, chat: Chat) -> None:
+        """See that the template reads them: what it never looks at would silently do nothing.
+
+        Raises:
+            Refusal: it does not, or the server sets them itself.
+        """
+        for name, _ in chat.variables:
+            known = name.isidentifier() and re.search(rf"\b{name}\b", self.template)
+            if name in _SET_HERE or not known:
+                raise Refusal(
+                    f'"chat_template_kwargs" must name variables of the model\'s chat template, '
+                    f'got "{name[:80]}". Leave it out.',
+                    param="chat_template_kwargs",
+                )
 
     def _check_text(self, text: str, where: str, param: str) -> None:
         if not self._added.search(text):
@@ -270,7 +292,7 @@ class Prompter:
         )
 
     def _render(self, messages: list[dict[str, Any]], chat: Chat) -> str:
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = dict(chat.variables)
         if chat.thinking is not None:
             extra["enable_thinking"] = chat.thinking
         if chat.effort is not None:
