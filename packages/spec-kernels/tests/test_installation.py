@@ -10,6 +10,7 @@ from spec_kernels import ExactError, install, installation, row_invariant, rule_
 from spec_kernels.gate import Gate
 from spec_kernels.hardware import Device
 from spec_kernels.installation import span
+from spec_kernels.matmul import RowMatmul
 from spec_kernels.race import AttentionVerdict, Verdict
 
 CUDA = Device("cuda", "sm_90", "NVIDIA H200", "Linux 6.18")
@@ -65,6 +66,28 @@ def cuda(monkeypatch):
     monkeypatch.setattr(Gate, "_measure_matmul", lambda self, shape: SOME)
     attention = AttentionVerdict(True, {4: 512}, "raced", {"4@512": 1.5})
     monkeypatch.setattr(Gate, "_measure_attention", lambda self, shape: attention)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """A function from a wrapped layer and a number of rows to the weights its launch has."""
+    launches: list[int] = []
+
+    def bound(matmul, shape):
+        def launch(x):
+            launches.append(len(matmul.weights))
+            return [mx.zeros((*shape[:-1], weight.n), x.dtype) for weight in matmul.weights]
+
+        return launch, True
+
+    monkeypatch.setattr(RowMatmul, "bound", bound)
+
+    def launched(layer, rows):
+        launches.clear()
+        layer(mx.zeros((1, rows, 128), mx.bfloat16))
+        return launches
+
+    return launched
 
 
 def classes(model):
@@ -167,7 +190,7 @@ def whole_forwards(monkeypatch, seconds):
     return tried
 
 
-def test_whole_forwards_have_the_last_word_on_the_matmuls(cuda, model, monkeypatch, tmp_path):
+def test_whole_forwards_have_the_last_word(cuda, model, launched, monkeypatch, tmp_path):
     lost = Verdict(True, frozenset(), None, "raced", {"8": 0.7})
     monkeypatch.setattr(Gate, "_measure_matmul", lambda self, shape: lost)
     tried, ran = whole_forwards(monkeypatch, {"stock": 2.0, "raced": 2.0, "all": 1.0}), []
@@ -176,10 +199,9 @@ def test_whole_forwards_have_the_last_word_on_the_matmuls(cuda, model, monkeypat
         report = installed.report()
         assert report.on and report.arms == {"all": "1-16"}
         assert report.forward_ms["8"] == {"stock": 2000.0, "raced": 2000.0, "all": 1000.0}
-        kernel = model.layers[0].q_proj._spec_kernel
-        assert kernel._choose(mx.zeros((1, 3, 128))) == "together"
-        assert model.layers[0].o_proj._spec_kernel._choose(mx.zeros((1, 3, 128))) == "kernel"
-        assert kernel._choose(mx.zeros((1, 17, 128))) == "stock"
+        assert launched(model.layers[0].q_proj, 3) == [3]  # with k and v
+        assert launched(model.layers[0].o_proj, 3) == [1]
+        assert launched(model.layers[0].q_proj, 17) == []
     with install(model, forward=ran.append, cache=kept) as installed:
         assert installed.report().arms == {"all": "1-16"}
     assert tried == ["stock", "raced", "all"] and ran == [1]  # the second time it was known
@@ -194,12 +216,11 @@ def test_a_model_whose_forwards_are_no_faster_gets_its_layers_back(cuda, model, 
         assert classes(model) == before
 
 
-def test_the_shapes_that_won_are_used_alone_where_that_is_faster(cuda, model, monkeypatch):
+def test_the_shapes_that_won_are_used_alone_where_faster(cuda, model, launched, monkeypatch):
     whole_forwards(monkeypatch, {"stock": 2.0, "raced": 1.0, "all": 1.5})
     with install(model, forward=lambda rows: None):
-        kernel = model.layers[0].q_proj._spec_kernel
-        assert kernel._choose(mx.zeros((1, 8, 128))) == "together"
-        assert kernel._choose(mx.zeros((1, 3, 128))) == "stock"
+        assert launched(model.layers[0].q_proj, 8) == [3]
+        assert launched(model.layers[0].q_proj, 3) == []
 
 
 def test_a_failing_forward_leaves_no_layer_wrapped(cuda, model):

@@ -27,7 +27,10 @@ class FakeMatmul(RowMatmul):
         self.dtype, self.n = weights[0].dtype, weights[0].n
         self.rows = []
 
-    def launch(self, x, *, poison=False):
+    def bound(self, shape):
+        return self.multiply, True
+
+    def multiply(self, x, **others):
         self.rows.append(x.size // x.shape[-1])
         return [stock_matmul(x, weight) for weight in self.weights]
 
@@ -106,7 +109,7 @@ def test_many_rows_take_wide_prefill_from_its_crossover():
 def test_the_switch_sends_everything_to_stock():
     layer = linear()
     matmul, switch = wrapped(layer)
-    switch.on = False
+    switch.turn_off("tried")
     layer(mx.zeros((1, 4, 128)))
     assert matmul.rows == []
 
@@ -158,7 +161,7 @@ def test_an_exact_layer_refuses_another_dtype_and_a_switch_that_is_off():
     ):
         layer(mx.zeros((1, 4, 128), mx.float32))
     layer(mx.zeros((1, 40, 128), mx.float16))
-    switch.on, switch.reason = False, "a stall"
+    switch.turn_off("a stall")
     with pytest.raises(ExactError, match="got off: a stall"):
         layer(mx.zeros((1, 4, 128), mx.float16))
 
@@ -187,11 +190,14 @@ def test_attention_finds_the_kernel_in_this_instance_only(monkeypatch):
     switch = Switch()
     kernel = AttentionKernel(original, {4: 1}, switch, "cuda")
 
-    def fake(self, q, k, v, causal):
-        served.append((q.shape[2], causal))
-        return q
+    def bound(self, q, k, causal):
+        def attend(q, k, v):
+            served.append((q.shape[2], causal))
+            return q
 
-    monkeypatch.setattr("spec_kernels.layers.RowAttention.__call__", fake)
+        return attend
+
+    monkeypatch.setattr("spec_kernels.layers.RowAttention.bound", bound)
     wrap_attention(layer, "attend", kernel)
     q, k = attention_problem(4)
     assert layer(q, k, k, "causal") is q
@@ -199,6 +205,27 @@ def test_attention_finds_the_kernel_in_this_instance_only(monkeypatch):
     assert served == [(4, True)]
     unwrap(layer)
     assert type(layer) is Attention
+
+
+def test_attention_served_once_is_still_asked_what_may_change(monkeypatch):
+    monkeypatch.setattr(
+        "spec_kernels.layers.RowAttention.bound", lambda self, q, k, causal: lambda q, k, v: q
+    )
+    switch = Switch()
+    kernel = AttentionKernel(attend, {4: 40}, switch, "metal")
+    q, k = attention_problem(4)
+
+    def served(q=q, k=k, **settings):
+        return kernel(q, k, k, cache=None, scale=0.125, **{"mask": "causal", **settings}) is q
+
+    assert served() and served() and switch.calls == {"attention metal": 2}
+    assert not served(k=k[:, :, 1:])
+    assert not served(q=q.astype(mx.float32), k=k.astype(mx.float32))
+    assert not served(mask=mx.ones((4, 40), mx.bool_))
+    assert not served(sinks=mx.zeros(q.shape[1], q.dtype))
+    assert served()
+    switch.turn_off("tried")
+    assert not served()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ however long the cache has become. Knows nothing about caches or models.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -18,6 +18,7 @@ MAX_QUERIES = 16
 NEAR, FAR, SHIFT = 128, 256, 2048
 Choice = Literal["auto", "ops", "stock", "metal", "cuda"]
 Mask = Literal["causal"] | None
+Attend = Callable[[mx.array, mx.array, mx.array], mx.array]
 
 _WAYS = 4
 _PASS = Text(
@@ -145,13 +146,25 @@ class RowAttention:
 
     def __init__(self, scale: float, where: str, factory: Factory | None = None) -> None:
         self._scale = mx.array([scale], dtype=mx.float32)
-        self._factory = factory
-        self._bound: dict[tuple, _Bound] = {}
-        self._attend = self._cuda if where == "cuda" else self._metal
+        self._where, self._factory = where, factory
+        self._bound: dict[tuple, Attend] = {}
 
     def __call__(self, q: mx.array, k: mx.array, v: mx.array, causal: bool) -> mx.array:
         """Attend. Arguments and result as `row_attention_ops`; they must be supported."""
-        return self._attend(q, k, v, causal or q.shape[2] == 1)  # one query sees every key anyway
+        return self.bound(q, k, causal)(q, k, v)
+
+    def bound(self, q: mx.array, k: mx.array, causal: bool) -> Attend:
+        """The launches for queries and a cache like these, whatever the cache's length."""
+        causal = causal or q.shape[2] == 1  # one query sees every key anyway
+        key = (q.shape, k.shape[1], q.dtype, causal)
+        attend = self._bound.get(key)
+        if attend is None:
+            if self._where == "cuda":
+                attend = _CudaAttend(*key, self._scale)
+            else:
+                attend = functools.partial(self._metal, causal=causal)
+            self._bound[key] = attend
+        return attend
 
     def _metal(self, q: mx.array, k: mx.array, v: mx.array, causal: bool) -> mx.array:
         batch, heads, n_queries, depth = q.shape
@@ -181,52 +194,46 @@ class RowAttention:
         )[0]
         return merged.transpose(0, 2, 1, 3)
 
-    def _cuda(self, q: mx.array, k: mx.array, v: mx.array, causal: bool) -> mx.array:
-        key = (q.shape, k.shape[1], q.dtype, causal)
-        bound = self._bound.get(key)
-        if bound is None:
-            bound = self._bound[key] = _Bound(*key)
-        return bound(q, k, v, self._scale)
 
-
-class _Bound:
+class _CudaAttend:
     """The CUDA launches for one shape of queries: all but the number of keys is worked out once."""
 
     def __init__(
-        self, shape: tuple[int, ...], kv_heads: int, dtype: mx.Dtype, causal: bool
+        self, shape: tuple[int, ...], kv_heads: int, dtype: mx.Dtype, causal: bool, scale: mx.array
     ) -> None:
         batch, heads, n_queries, self._depth = shape
         self._rows, self._heads = heads // kv_heads * n_queries, batch * kv_heads
+        self._scale = scale
         tiles, groups = _row_tiles(self._rows, 16)
         tiles = 4 if tiles == 3 else tiles  # one compilation less, for some idle lanes
         threads = 128 * tiles
         constants = tuple(_template(dtype, self._depth, "RT", tiles, causal))
         shared = 2 * (2 * 128 * (self._depth + 8) + 16 * tiles * (128 + 8))
-        self._attend = functools.partial(
-            cuda_kernel(_PASS, constants, threads, 1, shared),
-            threadgroup=(threads, 1, 1),
-            output_dtypes=[mx.float32] * 3,
-        )
-        self._grid = (threads, kv_heads * groups, batch)
+        self._attend = cuda_kernel(_PASS, constants, threads, 1, shared)
+        self._threads, self._grid = threads, (kv_heads * groups, batch)
         merge = (("T", dtype), ("D", self._depth), ("WAYS", _WAYS))
-        self._merge = functools.partial(
-            cuda_kernel(_MERGE, merge, self._depth * _WAYS),
-            grid=(self._rows * self._depth, self._heads * _WAYS, 1),
-            threadgroup=(self._depth, _WAYS, 1),
-            output_shapes=[(batch, n_queries, heads, self._depth)],
-            output_dtypes=[dtype],
-        )
+        self._merge = cuda_kernel(_MERGE, merge, self._depth * _WAYS)
+        self._merging: dict[str, Any] = {
+            "grid": (self._rows * self._depth, self._heads * _WAYS, 1),
+            "threadgroup": (self._depth, _WAYS, 1),
+            "output_shapes": [(batch, n_queries, heads, self._depth)],
+            "output_dtypes": [dtype],
+        }
         self._dims = _ints(n_queries, kv_heads)
+        self._attending: dict[int, dict[str, Any]] = {}
 
-    def __call__(self, q: mx.array, k: mx.array, v: mx.array, scale: mx.array) -> mx.array:
+    def __call__(self, q: mx.array, k: mx.array, v: mx.array) -> mx.array:
         chunks = n_chunks(k.shape[2])
-        threads, groups, batch = self._grid
-        partials = self._attend(
-            inputs=[q, k, v, scale],
-            grid=(chunks * threads, groups, batch),
-            output_shapes=_partial_shapes(self._heads, chunks, self._rows, self._depth),
-        )
-        return self._merge(inputs=[*partials, self._dims])[0].transpose(0, 2, 1, 3)
+        attending = self._attending.get(chunks)
+        if attending is None:
+            attending = self._attending[chunks] = {
+                "grid": (chunks * self._threads, *self._grid),
+                "threadgroup": (self._threads, 1, 1),
+                "output_shapes": _partial_shapes(self._heads, chunks, self._rows, self._depth),
+                "output_dtypes": [mx.float32] * 3,
+            }
+        partials = self._attend(inputs=[q, k, v, self._scale], **attending)
+        return self._merge(inputs=[*partials, self._dims], **self._merging)[0].transpose(0, 2, 1, 3)
 
 
 def _template(

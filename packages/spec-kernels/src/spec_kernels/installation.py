@@ -192,8 +192,7 @@ class Installed:
 
         In exact mode the next call raises.
         """
-        self._switch.on, self._switch.reason = False, reason
-        self._switch.forget()
+        self._switch.turn_off(reason)
 
     def uninstall(self) -> None:
         """Give every layer its own class back. Doing it twice does no harm."""

@@ -8,6 +8,7 @@ module-level function by name; knows no model family.
 
 import functools
 import types
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from spec_kernels._build import ExactError
-from spec_kernels.attention import MAX_QUERIES, RowAttention, few_query_attention
+from spec_kernels.attention import MAX_QUERIES, Attend, RowAttention, few_query_attention
 from spec_kernels.attention import unsupported as attention_unsupported
 from spec_kernels.matmul import MAX_ROWS, RowMatmul, Weight
 from spec_kernels.prefill import wide_prefill_ops
@@ -25,6 +26,7 @@ from spec_kernels.whole import Arm
 _BASE = "_spec_base"
 _LOST = "stock was faster here"
 _FEW = 32  # queries from which cuDNN is worth a plan for every length
+Serve = Callable[[mx.array], mx.array | None]
 LINEAR = (nn.Linear, nn.QuantizedLinear)
 EMBEDDING = (nn.Embedding, nn.QuantizedEmbedding)
 
@@ -34,15 +36,15 @@ class Switch:
     """The one place that says whether a model's kernels are in use.
 
     Attributes:
-        on: consulted by every wrapped layer at every call.
+        on: whether kernels serve at all; `turn_off` ends it.
         reason: why it is off.
         exact: a layer that cannot serve its kernel raises instead of falling back.
         fresh: a shape was met for the first time since the watchdog last looked, so that something
             may have been compiled.
         arms: by number of rows, which matmuls use the kernel: "stock" none, "raced" those whose
             shape won its race, "all" every one that has a kernel.
-        calls: how often each kernel served, by operation and choice.
-        choices: what each layer chose, by shape of its input.
+        calls: how often each kernel served, by operation and choice such as "matmul cuda".
+        served: what each layer does with an input, by its shape.
     """
 
     on: bool = True
@@ -50,22 +52,22 @@ class Switch:
     exact: bool = False
     fresh: bool = False
     arms: tuple[Arm, ...] = ("raced",) * (MAX_ROWS + 1)
-    calls: dict[str, int] = field(default_factory=dict)
-    choices: list[dict[tuple[int, ...], str]] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
+    served: list[dict[tuple[int, ...], Serve]] = field(default_factory=list)
 
     def use(self, arms: tuple[Arm, ...]) -> None:
         """Choose by number of rows from now on."""
         self.arms = arms
-        self.forget()
+        self._forget()
 
-    def forget(self) -> None:
-        """Let every layer choose anew."""
-        for chosen in self.choices:
-            chosen.clear()
+    def turn_off(self, reason: str) -> None:
+        """Leave everything to MLX from now on."""
+        self.on, self.reason = False, reason
+        self._forget()
 
-    def count(self, what: str) -> None:
-        """Add one call of `what`, such as "matmul cuda"."""
-        self.calls[what] = self.calls.get(what, 0) + 1
+    def _forget(self) -> None:
+        for served in self.served:
+            served.clear()
 
 
 def weight_of(layer: nn.Module) -> Weight | None:
@@ -97,7 +99,8 @@ class Shared:
     def part(self, x: mx.array, index: int) -> mx.array:
         """Product of `x` with weight number `index`."""
         if x is not self._input or index not in self._parts:
-            self._input, self._parts = x, dict(enumerate(self._matmul.launch(x)))
+            launch, _ = self._matmul.bound(x.shape)
+            self._input, self._parts = x, dict(enumerate(launch(x)))
         part = self._parts.pop(index)
         if not self._parts:
             self._input = None
@@ -106,6 +109,8 @@ class Shared:
 
 class LinearKernel:
     """What a wrapped linear layer does with its input before its own code sees it.
+
+    At one row this is a share of a whole forward, so what the shape decides is decided once.
 
     Args:
         matmul: the kernel bound to the layer's weight.
@@ -124,19 +129,19 @@ class LinearKernel:
         where: str,
     ) -> None:
         self._matmul, self._switch, self._wide_from = matmul, switch, wide_from
-        self._serves = [row in rows for row in range(MAX_ROWS + 1)]
-        self._counted = f"matmul {where}"
+        self._wins = [row in rows for row in range(MAX_ROWS + 1)]
+        self._where = where
         self._shared: tuple[Shared, int] | None = None
         self._alike = False
-        self._how: dict[tuple[int, ...], str] = {}
-        switch.choices.append(self._how)
+        self._served: dict[tuple[int, ...], Serve] = {}
+        switch.served.append(self._served)
 
     @property
     def serves(self) -> bool:
         """Whether any input still goes to the kernel."""
         arms = self._switch.arms
         used = ("all" in arms) or any(
-            won and arm == "raced" for won, arm in zip(self._serves, arms, strict=True)
+            won and arm == "raced" for won, arm in zip(self._wins, arms, strict=True)
         )
         return used or self._wide_from is not None
 
@@ -152,52 +157,64 @@ class LinearKernel:
 
     def __call__(self, x: mx.array) -> mx.array | None:
         """Product without the layer's bias, or None if stock MLX shall do it."""
-        how = self._how.get(x.shape)
-        if how == "stock":  # at one row this is a share of a whole forward: nothing else first
-            return None
-        switch, matmul = self._switch, self._matmul
+        serve = self._served.get(x.shape)
+        return self._choose(x)(x) if serve is None else serve(x)
+
+    def _choose(self, x: mx.array) -> Serve:
+        """How inputs of this shape are served until the switch changes."""
+        switch, shape, rows = self._switch, x.shape, x.size // x.shape[-1]
         if not switch.on:
             self._require_inexact(x, f"off: {switch.reason}")
-            return None
-        if how is None:
-            how = self._how[x.shape] = self._choose(x)
-            switch.fresh = True
-        if how == "stock" or x.dtype != matmul.dtype:
-            self._require_inexact(x, f"{x.dtype}, and the kernel serves {matmul.dtype}")
-            return None
-        if how == "wide":
-            switch.count("matmul wide")
-            return wide_prefill_ops(x, matmul.weight)
-        switch.count(self._counted)
-        if how == "slices":
-            return self._in_slices(x, matmul)
-        if how == "kernel" or self._shared is None:
-            return matmul(x)
-        shared, index = self._shared
-        return shared.part(x, index)
-
-    def _choose(self, x: mx.array) -> str:
-        """How inputs of this shape are served."""
-        rows = x.size // x.shape[-1]
+            return _stock
+        switch.fresh = True
+        serve, final = _stock, True
         if rows <= MAX_ROWS:
-            arm = self._switch.arms[rows]
-            if arm == "stock" or (arm == "raced" and not self._serves[rows]):
-                return "stock"
-            together = self._shared is not None and (arm == "all" or self._alike)
-            return "together" if together else "kernel"
-        if self._switch.exact and x.shape[-2] <= MAX_ROWS:
-            return "slices"
-        return "wide" if self._wide_from is not None and rows >= self._wide_from else "stock"
+            arm = switch.arms[rows]
+            if arm == "all" or (arm == "raced" and self._wins[rows]):
+                serve, final = self._by_kernel(shape, together=arm == "all" or self._alike)
+        elif switch.exact and shape[-2] <= MAX_ROWS:
+            serve = self._counted(self._in_slices, self._where)
+        elif self._wide_from is not None and rows >= self._wide_from:
+            weight = self._matmul.weight
+            serve = self._counted(lambda x: wide_prefill_ops(x, weight), "wide")
+        if final:
+            self._served[shape] = serve
+        return serve
+
+    def _by_kernel(self, shape: tuple[int, ...], *, together: bool) -> tuple[Serve, bool]:
+        """The kernel, alone or with the siblings, and whether its launch is final."""
+        launch, final = self._matmul.bound(shape)
+        if self._shared is not None and together:
+            shared, index = self._shared
+            return self._counted(lambda x: shared.part(x, index), self._where), True
+        return self._counted(lambda x: launch(x)[0], self._where), final
+
+    def _counted(self, multiply: Callable[[mx.array], mx.array], how: str) -> Serve:
+        """`multiply` with its calls counted, for inputs of the weight's dtype."""
+        calls, name, dtype = self._switch.calls, f"matmul {how}", self._matmul.dtype
+
+        def serve(x: mx.array) -> mx.array | None:
+            if x.dtype != dtype:
+                self._require_inexact(x, f"{x.dtype}, and the kernel serves {dtype}")
+                return None
+            calls[name] += 1
+            return multiply(x)
+
+        return serve
 
     def _require_inexact(self, x: mx.array, found: str) -> None:
         if self._switch.exact and x.shape[-2] <= MAX_ROWS:
             raise ExactError(f"[exact] matmul must use its kernel, got {found}.")
 
-    def _in_slices(self, x: mx.array, matmul: RowMatmul) -> mx.array:
+    def _in_slices(self, x: mx.array) -> mx.array:
         """A batch of short blocks in exact mode: sixteen rows at a time."""
         flat = x.reshape(-1, x.shape[-1])
-        parts = [matmul(flat[i : i + MAX_ROWS]) for i in range(0, flat.shape[0], MAX_ROWS)]
-        return mx.concatenate(parts).reshape(*x.shape[:-1], matmul.n)
+        parts = [self._matmul(flat[i : i + MAX_ROWS]) for i in range(0, flat.shape[0], MAX_ROWS)]
+        return mx.concatenate(parts).reshape(*x.shape[:-1], self._matmul.n)
+
+
+def _stock(x: mx.array) -> None:
+    """Leave the product to MLX."""
 
 
 @functools.cache
@@ -235,6 +252,18 @@ def unwrap(layer: nn.Module) -> None:
     layer.__dict__.pop("_spec_kernel", None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """The kernel for one shape of queries, and what it asks of the rest."""
+
+    attend: Attend
+    least: int  # keys
+    dtype: mx.Dtype
+
+    def fits(self, q: mx.array, k: mx.array) -> bool:
+        return k.shape[2] >= self.least and q.dtype == self.dtype == k.dtype
+
+
 class AttentionKernel:
     """Stands in for the attention function of a model's module, for one model instance.
 
@@ -259,8 +288,11 @@ class AttentionKernel:
         self._lost = _LOST if raced else "no kernel for these heads"
         self._original, self._min_keys = original, min_keys
         self._switch, self._where = switch, where
+        self._counted = f"attention {where}"
         self._kernels: dict[float, RowAttention] = {}
         self._seen: set[tuple[int, ...]] = set()
+        self._served: dict[tuple, _Served] = {}
+        switch.served.append(self._served)
 
     def __call__(
         self,
@@ -274,6 +306,11 @@ class AttentionKernel:
         **others: Any,
     ) -> mx.array:
         """Attend with the kernel where it serves, else with the model's own function."""
+        if isinstance(keys, mx.array) and sinks is None and (mask is None or isinstance(mask, str)):
+            served = self._served.get((queries.shape, keys.shape[1], scale, mask))
+            if served is not None and served.fits(queries, keys):
+                self._switch.calls[self._counted] += 1
+                return served.attend(queries, keys, values)
         reason = self._why_not(queries, keys, mask, sinks)
         if queries.shape not in self._seen:
             self._seen.add(queries.shape)
@@ -282,10 +319,15 @@ class AttentionKernel:
             kernel = self._kernels.get(scale)
             if kernel is None:
                 kernel = self._kernels[scale] = RowAttention(scale, self._where)
-            self._switch.count(f"attention {self._where}")
-            return kernel(queries, keys, values, mask is not None)
+            self._switch.calls[self._counted] += 1
+            attend = kernel.bound(queries, keys, mask is not None)
+            key = (queries.shape, keys.shape[1], scale, mask)
+            least = 1 if self._switch.exact else self._min_keys[queries.shape[2]]
+            least = max(least, queries.shape[2])
+            self._served[key] = _Served(attend, least, queries.dtype)
+            return attend(queries, keys, values)
         if self._takes_plain(queries, keys, sinks, reason):
-            self._switch.count("attention plain")
+            self._switch.calls["attention plain"] += 1
             return few_query_attention(queries, keys, values, scale=scale, mask=mask)
         if self._switch.exact and queries.shape[2] <= MAX_QUERIES:
             raise ExactError(f"[exact] attention must use the kernel, got: {reason}.")

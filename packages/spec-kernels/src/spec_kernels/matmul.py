@@ -7,9 +7,10 @@ the exact one are the same. Knows nothing about layers or models.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -252,34 +253,47 @@ class RowMatmul:
         Raises:
             KernelError: too many rows, or another dtype or width.
         """
-        call = self._calls.get(x.shape)
-        if call is None or x.dtype != self.dtype:
-            call = self._prepare(x)
-        if poison:
-            return call(inputs=[x, *self._arrays], init_value=float("nan"))
-        return call(inputs=[x, *self._arrays])
+        if x.dtype != self.dtype:
+            raise KernelError(f"[verify_matmul] x must be {self.dtype}, got {x.dtype}.")
+        call, _ = self.bound(x.shape)
+        return call(x, init_value=float("nan")) if poison else call(x)
 
-    def _prepare(self, x: mx.array) -> Kernel:
-        """The call for inputs shaped like `x`, kept once the kernel itself is final."""
-        shape = x.shape
-        rows = x.size // self.k
-        if shape[-1] != self.k or x.dtype != self.dtype or not 1 <= rows <= MAX_ROWS:
+    def bound(self, shape: tuple[int, ...]) -> tuple[Kernel, bool]:
+        """The bare launch for inputs of one shape, which must be of the weights' dtype.
+
+        Returns:
+            The launch, from x to a product per weight, and whether it is final: the first launches
+            of a kernel settle what MLX compiles (see `CudaKernel`).
+
+        Raises:
+            KernelError: too many rows, or another width.
+        """
+        call = self._calls.get(shape)
+        if call is not None:
+            return call, True
+        rows = math.prod(shape[:-1])
+        if shape[-1] != self.k or not 1 <= rows <= MAX_ROWS:
             raise KernelError(
-                f"[verify_matmul] x must be 1 to {MAX_ROWS} rows of {self.k} values of "
-                f"{self.dtype}, got shape {shape} of {x.dtype}. Use stock MLX."
+                f"[verify_matmul] x must be 1 to {MAX_ROWS} rows of {self.k} values, got shape "
+                f"{shape}. Use stock MLX."
             )
         kernel = self._kernels[0 if rows <= 8 else 1]
         final = not isinstance(kernel, CudaKernel) or kernel.settled
-        call = functools.partial(
+        launch = functools.partial(
             kernel.kernel if isinstance(kernel, CudaKernel) and final else kernel,
             grid=self._grid,
             threadgroup=self._threadgroup,
             output_shapes=[(*shape[:-1], n) for n in self._outputs],
             output_dtypes=self._dtypes,
         )
+        arrays = self._arrays
+
+        def call(x: mx.array, **others: Any) -> list[mx.array]:
+            return launch(inputs=[x, *arrays], **others)
+
         if final:
             self._calls[shape] = call
-        return call
+        return call, final
 
     def __call__(self, x: mx.array, *, poison: bool = False) -> mx.array:
         """The product with the first weight; arguments and errors of `launch`."""
