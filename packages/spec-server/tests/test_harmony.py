@@ -45,6 +45,8 @@ SCRIPTS = {
     "call": CALL,
     "role": " to=functions.get_weather<|channel|>commentary json<|message|>"
     '{"city": "Rome"}<|call|>',
+    "analysis": "<|channel|>analysis<|message|>We need it.<|end|><|start|>assistant"
+    '<|channel|>analysis to=functions.get_weather code<|message|>\n{"city": "Bonn"}<|call|>',
     "twice": "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis"
     "<|message|>Two.<|end|><|start|>assistant<|channel|>final<|message|>Three.",
     "broken": "<|channel|>commentary to=functions.get_weather<|message|>{nope<|call|>",
@@ -62,6 +64,7 @@ WANT = {  # reasoning, text, calls
     "answer": ("Let me see.", "It is 4, not <5>.", []),
     "call": ("I need the weather.", "One moment.", [{"city": "Paris"}]),
     "role": ("", "", [{"city": "Rome"}]),
+    "analysis": ("We need it.", "", [{"city": "Bonn"}]),
     "twice": ("One.\n\nTwo.", "Three.", []),
     "broken": ("", "{nope", []),
     "cut": ("Let me", "", []),
@@ -100,7 +103,7 @@ def chat(server, *messages, **more):
     return answer.json()
 
 
-@pytest.mark.parametrize("key", ["answer", "call", "role", "twice", "plain"])
+@pytest.mark.parametrize("key", ["answer", "call", "role", "analysis", "twice", "plain"])
 @pytest.mark.parametrize("tools", [[TOOL], None])
 def test_no_channel_leaks_into_the_text_and_calls_are_calls(server, key, tools):
     """ml-explore/mlx-lm#875: marks and reasoning stood in the text."""
@@ -109,7 +112,7 @@ def test_no_channel_leaks_into_the_text_and_calls_are_calls(server, key, tools):
     message = answer["message"]
     assert (message.get("reasoning_content") or "") == reasoning
     if tools is None and calls:  # none were offered
-        assert message["content"] == text + json.dumps(calls[0]) and "tool_calls" not in message
+        assert message["content"].endswith(json.dumps(calls[0])) and "tool_calls" not in message
         return
     assert (message["content"] or "") == text
     called = [json.loads(c["function"]["arguments"]) for c in message.get("tool_calls") or ()]

@@ -22,6 +22,7 @@ MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
 _MESSAGE = "<|message|>"
 _OPENS = ("<|channel|>", "<|start|>", "to=")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+_FUNCTIONS = "functions."  # tools of the request, in whatever channel the model calls them
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>(\w*)")
 
@@ -87,12 +88,14 @@ class Harmony:
             return False
         header, self._held = self._held[:at], self._held[at + len(_MESSAGE) :]
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
-        if channel is not None and channel[1] == "analysis":
-            self._state = "reasoning"
-        elif recipient is not None and recipient[1] not in ("user", "all", "assistant"):
-            self._state, self._name = "call", recipient[1].removeprefix("functions.")
+        reasons = channel is not None and channel[1] == "analysis"
+        to = recipient[1] if recipient is not None else ""
+        if to.startswith(_FUNCTIONS) or (
+            to not in ("", "user", "all", "assistant") and not reasons
+        ):
+            self._state, self._name = "call", to.removeprefix(_FUNCTIONS)
         else:
-            self._state = "text"
+            self._state = "reasoning" if reasons else "text"
         return True
 
     def _read_body(self, parts: list[Part]) -> bool:
