@@ -70,7 +70,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--model", help="folder, hub id or gguf:FILE; the embedded one without")
     parser.add_argument("--drafter", help="folder or hub id; the embedded model's own without")
     parser.add_argument("--bits", type=int, default=8, help="of the drafter")

@@ -31,7 +31,7 @@ HEADER = """\
 
 def main() -> None:
     """Play all scenarios and print or write the report."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=6, help="texts per scenario")
     parser.add_argument("--random", type=int, default=100, help="machines drawn at random")
     parser.add_argument("--write", type=Path, help="file for the report; printed without")

@@ -28,7 +28,7 @@ def ours(target, ids: list[int], n: int) -> Iterator[int]:
 
 def theirs(target, ids: list[int], n: int) -> Iterator[int]:
     for token, _ in generate_step(mx.array(ids), target.model, max_tokens=n):
-        yield token
+        yield int(token)
 
 
 def one_trial(target, ids: list[int], n: int, first: int) -> tuple[list[float], bool]:

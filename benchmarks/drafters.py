@@ -11,9 +11,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from spec_cli.env import kernel_verdicts
 from spec_core import Sampling, TargetOutput
@@ -45,9 +47,7 @@ def bandwidth(n_bytes: int) -> float:
 
 def head_bytes(model: Any) -> int:
     """Bytes of the matrix that makes the target's logits."""
-    from mlx.utils import tree_flatten
-
-    flat = tree_flatten(model.parameters())
+    flat: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # pyright: ignore[reportAssignmentType]
     own = [a.nbytes for name, a in flat if "lm_head" in name]
     return sum(own or [a.nbytes for name, a in flat if "embed_tokens" in name])
 
@@ -147,7 +147,7 @@ def main() -> None:
     steps = target_steps(target, given.target_depth, [1, 4, 8], given.repeats)
     result: dict[str, Any] = {
         "device": str(mx.default_device()),
-        "mlx": mx.__version__,
+        "mlx": version("mlx"),
         "dtype": given.dtype,
         "clock": given.clock,
         "bandwidth_gb_s": speed / 1e9,

@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def main() -> int:
     parser.add_argument("--part", default="1/1")
     parser.add_argument("--price", action="store_true")
     given = parser.parse_args()
-    print(f"{mx.default_device()}, mlx {mx.__version__}, {given.model}", flush=True)
+    print(f"{mx.default_device()}, mlx {version('mlx')}, {given.model}", flush=True)
     return price(given) if given.price else check(given)
 
 

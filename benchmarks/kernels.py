@@ -26,7 +26,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import cache as kv_cache
-from mlx_lm.models import qwen3
+from random_model import QWEN3_8B, lazy_model
 
 from spec_kernels import install, row_attention_ops, this_device
 from spec_kernels.attention import RowAttention
@@ -39,6 +39,7 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32)
 QUERIES = (1, 2, 4, 8, 16)
 HEADS, KV_HEADS, DEPTH = 32, 8, 128
 Arm = tuple[nn.Module, list]  # a model and its caches
+Views = Sequence[tuple[mx.array, mx.array]]  # keys and values
 MODELS = {
     "Qwen3-8B": (4096, 12288, 4096, 1024),
     "Qwen3-4B": (2560, 9728, 4096, 1024),
@@ -151,7 +152,7 @@ def time_length(attend: RowAttention, n_keys: int, rate: float, steps: int) -> d
 
 
 def time_queries(
-    row: dict[str, Any], attend: RowAttention, queries: int, views: Sequence, steps: int
+    row: dict[str, Any], attend: RowAttention, queries: int, views: Views, steps: int
 ) -> None:
     """Fill one cell of the attention table."""
     q = mx.random.normal((1, HEADS, queries, DEPTH)).astype(mx.bfloat16)
@@ -167,30 +168,6 @@ def time_queries(
     ]
     stock, kernel, glue = (1e6 * seconds / steps for seconds in times(arms))
     row["stock"][queries], row["ours"][queries] = stock - glue, kernel - glue
-
-
-def qwen3_8b(bits: int) -> nn.Module:
-    """Qwen3-8B with random weights, quantised to `bits` in groups of 64 unless 16."""
-    args = qwen3.ModelArgs(
-        model_type="qwen3",
-        hidden_size=4096,
-        num_hidden_layers=36,
-        intermediate_size=12288,
-        num_attention_heads=HEADS,
-        rms_norm_eps=1e-6,
-        vocab_size=151936,
-        num_key_value_heads=KV_HEADS,
-        max_position_embeddings=40960,
-        rope_theta=1e6,
-        head_dim=DEPTH,
-        tie_word_embeddings=False,
-    )
-    model = qwen3.Model(args)
-    model.set_dtype(mx.bfloat16)
-    if bits != 16:
-        nn.quantize(model, group_size=64, bits=bits)
-    mx.eval(model.parameters())
-    return model
 
 
 def prefilled(model: nn.Module, context: int) -> list:
@@ -296,7 +273,8 @@ def time_forwards(
     verdicts: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Width curves and decoding of stock MLX and of a twin with the kernels, and exactness."""
-    model, twin = qwen3_8b(bits), qwen3_8b(bits)
+    model, twin = lazy_model(QWEN3_8B, bits), lazy_model(QWEN3_8B, bits)
+    mx.eval(model.parameters())
     twin.update(model.parameters())
     table, heads = [], (HEADS, KV_HEADS, DEPTH)
     with tempfile.TemporaryDirectory() as folder:

@@ -76,9 +76,10 @@ class Bench:
             )
             server = Server(lambda mode=mode: self.load(mode), settings)
             server.start()
-            self.servers[server.engine.served.mode] = server
-            refusal = server.engine.batch_refusal
-            say(f"{server.engine.served.mode}: {time.perf_counter() - start:.1f} s to load"
+            served, refusal = server.engine.served, server.engine.batch_refusal
+            assert served is not None  # it has started
+            self.servers[served.mode] = server
+            say(f"{served.mode}: {time.perf_counter() - start:.1f} s to load"
                 + (f"; requests take turns: {refusal}" if refusal else ""))  # fmt: skip
 
     def load(self, mode: str) -> Served:
@@ -227,6 +228,7 @@ def gain(rates: list[float], others: list[float]) -> float:
 
 def second_turn(bench: Bench, n_prompt: int) -> dict:
     """Seconds to the first token of a conversation's second turn, cold and from kept states."""
+    assert bench.target is not None  # the trials ran on it
     n_ids = min(bench.target.vocab_size, 300)
     ids = [i * i % (n_ids - 20) + 20 for i in range(n_prompt)]
     request = {"model": "m", "max_tokens": 8, "temperature": 0}
@@ -280,7 +282,7 @@ def table(report: dict) -> str:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--model", required=True, help="checkpoint folder; random weights will do")
     parser.add_argument("--drafter", help="folder of a drafter for it")
     parser.add_argument("--drafter-bits", type=int, default=4, choices=(4, 8, 16))

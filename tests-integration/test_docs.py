@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,8 +25,6 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 import spec_demo
 from spec_cli.main import cli
@@ -39,11 +38,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
 MOST_LINES = 150
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{% if tools %}{{ tools | tojson }}\n{% endif %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
 
 
 @dataclass(frozen=True)
@@ -151,20 +145,11 @@ def test_the_picture_of_the_round_is_what_its_script_draws():
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory) -> Path:
+def tiny(tmp_path_factory, byte_words) -> Path:
     """A checkpoint of a tiny random llama, with a byte-level tokenizer and a chat template."""
     folder = tmp_path_factory.mktemp("docs") / "tiny"
-    folder.mkdir()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {c: i for i, c in enumerate(["<|end|>", *alphabet])}
-    raw = Tokenizer(models.BPE(words, []))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|end|>", chat_template=TEMPLATE
-    )
-    fast.save_pretrained(folder)
-    config = tiny_config("llama", vocab_size=len(words), max_position_embeddings=4096)
+    shutil.copytree(byte_words, folder)
+    config = tiny_config("llama", vocab_size=257, max_position_embeddings=4096)
     config["eos_token_id"] = 0
     weights = dict(tree_flatten(build(config).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})

@@ -1,7 +1,9 @@
 """Built wheels in empty environments: what a stranger installs works without the workspace."""
 
+import os
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -178,6 +180,43 @@ def test_convert_alone_needs_no_mlx(tmp_path, wheels):
         assert (folder / "config.json").is_file() and list(folder.glob("*.safetensors"))
 
 
+@pytest.mark.parametrize(
+    ("settings", "tag"),
+    [({"CC": "false"}, "cp311-abi3-*"), ({"SPEC_CONVERT_LOOP": "none"}, "py3-none-any")],
+    ids=["no compiler", "left out"],
+)
+def test_convert_without_its_compiled_loop_is_whole(tmp_path, settings, tag):
+    build = ("uv", "build", "--package", "spec-convert", "--no-sources", "-o", tmp_path)
+    run(*build, cwd=ROOT, env=os.environ | settings)
+    (wheel,) = tmp_path.glob(f"spec_convert-*-{tag}.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        names = set(opened.namelist())
+    sources = {path.name for path in (ROOT / "packages/spec-convert/src/spec_convert").glob("*.py")}
+    assert {f"spec_convert/{name}" for name in sources} < names
+    assert not any(name.endswith((".so", ".pyd", ".c")) for name in names)
+    python = environment(tmp_path, tmp_path, "spec_convert")
+    assert run(python.parent / "spec-convert", "--version").endswith(", numpy alone\n")
+    run(python, ROOT / "tests-integration" / "smoke.py", "spec-convert", cwd=tmp_path)
+
+
+def test_a_build_that_must_have_the_compiled_loop_stops_without_a_compiler(tmp_path):
+    settings = {"CC": "false", "SPEC_CONVERT_LOOP": "required"}
+    command = ["uv", "build", "--package", "spec-convert", "--wheel", "-o", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | settings, capture_output=True, check=False
+    )
+    assert done.returncode != 0 and not list(tmp_path.glob("*.whl"))
+
+
+def test_the_source_archive_of_convert_holds_the_loop_and_no_tests(tmp_path):
+    run("uv", "build", "--package", "spec-convert", "--sdist", "-o", tmp_path, cwd=ROOT)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    held = {"_loop.c", "_loop.pyi", "py.typed", "repack.py"}
+    assert {f"src/spec_convert/{name}" for name in held} | {"setup.py", "README.md"} <= names
+    assert "LICENSE" in names and not any(name.startswith("tests") for name in names)
+
+
 def test_wheels_carry_the_licence_and_name_no_address_that_is_not_there(wheels):
     terms = (ROOT / "LICENSE").read_text()
     ours = [p for p in wheels.glob("*.whl") if not p.name.startswith("metal_emulator")]
@@ -187,12 +226,16 @@ def test_wheels_carry_the_licence_and_name_no_address_that_is_not_there(wheels):
             (metadata,) = [n for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
             said = wheel.read(metadata).decode()
             held = wheel.read(metadata.replace("METADATA", "licenses/LICENSE")).decode()
-        assert "License-Expression: MIT\nLicense-File: LICENSE\n" in said, path.name
+        assert {"License-Expression: MIT", "License-File: LICENSE"} <= set(said.split("\n")), (
+            path.name
+        )
         assert held == terms, path.name
         assert "Project-URL:" not in said, path.name
 
 
-@pytest.mark.parametrize("name", ["spec_core", "spec_drafters", "spec_targets", "spec_demo"])
+@pytest.mark.parametrize(
+    "name", ["spec_core", "spec_convert", "spec_drafters", "spec_targets", "spec_demo"]
+)
 def test_wheels_carry_their_type_marker(wheels, name):
     with zipfile.ZipFile(next(wheels.glob(f"{name}-*"))) as wheel:
         assert f"{name}/py.typed" in wheel.namelist()

@@ -79,6 +79,7 @@ static void open_openblas(void) {
   openblas.sgemv = (sgemv_fn)symbol(library, "scipy_cblas_sgemv");
   openblas.dgemm = (dgemm_fn)symbol(library, "scipy_cblas_dgemm");
   openblas.cgemm = (cgemm_fn)symbol(library, "scipy_cblas_cgemm");
+  ((void (*)(int))symbol(library, "scipy_openblas_set_num_threads"))(pool_threads());
 }
 
 static inline float sum_lanes(__m256 v) {

@@ -10,7 +10,13 @@
 #include <immintrin.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#ifndef CGROUPS
+#define CGROUPS "/sys/fs/cgroup" /* a test has its own */
+#endif
 
 enum { SPINS = 1000, MOST = 64 }; /* about 30 us: the gap between two matmuls of a forward */
 
@@ -74,11 +80,48 @@ static void start_anew(void) {
   pool.sleepers = pool.inside = pool.open = 0, pool.number = 0;
 }
 
+/* Numbers of a file of a control group; returns how many there are. */
+static int read_numbers(const char *folder, const char *name, long *first, long *second) {
+  char path[4352];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  FILE *file = fopen(path, "re");
+  if (!file) return 0;
+  int found = fscanf(file, "%ld %ld", first, second);
+  fclose(file);
+  return found;
+}
+
+static int within(int most, long quota, long period) {
+  if (quota <= 0 || period <= 0) return most;
+  long allowed = (quota - 1) / period + 1;
+  return allowed < most ? (int)allowed : most;
+}
+
+/* Processors that a quota allows (docker --cpus, systemd's CPUQuota), rounded up, at most `most`.
+ * The process's group and those above it count; in a container its group is the root. */
+static int within_quota(int most) {
+  char group[4096] = "", folder[4224], line[4224];
+  long quota, period, unused;
+  if (read_numbers(CGROUPS "/cpu", "cpu.cfs_quota_us", &quota, &unused) == 1 &&
+      read_numbers(CGROUPS "/cpu", "cpu.cfs_period_us", &period, &unused) == 1)
+    most = within(most, quota, period); /* version 1 */
+  FILE *own = fopen("/proc/self/cgroup", "re");
+  while (own && fgets(line, sizeof line, own)) sscanf(line, "0::%4095s", group);
+  if (own) fclose(own);
+  for (;;) {
+    snprintf(folder, sizeof folder, CGROUPS "%s", group);
+    if (read_numbers(folder, "cpu.max", &quota, &period) == 2) most = within(most, quota, period);
+    char *above = strrchr(group, '/');
+    if (!above) return most;
+    *above = '\0';
+  }
+}
+
 static void start(void) {
   static int guarded;
   cpu_set_t set;
   const char *wish = getenv("OMP_NUM_THREADS");
-  int threads = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+  int threads = sched_getaffinity(0, sizeof set, &set) ? 1 : within_quota(CPU_COUNT(&set));
   if (wish && atoi(wish) > 0 && atoi(wish) < threads) threads = atoi(wish);
   if (threads > MOST) threads = MOST;
   pool.threads = 1;

@@ -42,3 +42,11 @@ def test_isolate_stops_at_the_first_package_that_breaks(copy):
     status, output = isolate(copy, "spec-demo", "spec-core")
     assert status != 0 and "No module named 'fastapi'" in output
     assert "== spec-core" not in output
+
+
+def test_a_package_whose_environment_is_the_whole_one_is_left_to_tools_test():
+    status, output = isolate(ROOT, "spec-cli")
+    assert (status, output) == (
+        0,
+        "== mlx-spec-cli: needs every package, so tools/test is its test\n",
+    )

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,19 @@ def test_actions_are_pinned_and_rights_are_least(path):
 def test_every_job_ends_by_itself(path):
     text = path.read_text()
     assert text.count("runs-on:") == text.count("timeout-minutes:")
+
+
+def test_a_release_of_convert_makes_wheels_of_its_loop_on_every_system():
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    job = text.partition("\n  loop:\n")[2]
+    for system in ("ubuntu-24.04,", "ubuntu-24.04-arm", "macos-15,", "macos-15-intel", "windows-"):
+        assert system in job
+    assert "package-dir: packages/spec-convert\n" in job
+    project = tomllib.loads((ROOT / "packages/spec-convert/pyproject.toml").read_text())
+    settings = project["tool"]["cibuildwheel"]
+    assert settings["environment"] == {"SPEC_CONVERT_LOOP": "required"}
+    tested = settings["test-command"].removeprefix("pytest {package}/")
+    assert (ROOT / "packages/spec-convert" / tested).is_file()
 
 
 def build(tag: str) -> tuple[int, str]:

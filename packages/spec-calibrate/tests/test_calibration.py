@@ -130,7 +130,9 @@ def test_a_machine_too_slow_to_repeat_itself_is_not_called_noisy_by_a_number(tmp
     unknown = replace(KNEE.curves(4), noise=UNKNOWN_NOISE)
     monkeypatch.setattr("spec_calibrate.calibration.measure", lambda *args, **kwargs: unknown)
     remarks: list[str] = []
-    assert calibrate(_pair(), KEY, store=Store(tmp_path), notify=remarks.append).noisy
+    found = calibrate(_pair(), KEY, store=Store(tmp_path), notify=remarks.append)
+    assert found.noisy and found.guessed
+    assert not replace(found, curves=replace(unknown, noise=0.4)).guessed
     (said,) = remarks
     assert "must be timed three times" in said and "%" not in said
     assert "It is measured again later; spec calibrate does so now." in said

@@ -187,7 +187,7 @@ def test_prompt_files_are_checked_line_by_line(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"prompt_ids": [1, 99999]}', "line 2 must have ids in 0..49151, got 99999."),
+        ('{"prompt_ids": [1, 99999]}', "line 2 must have ids in 0..2047, got 99999."),
         (
             f'{{"prompt_ids": {[1] * 256}}}',
             "line 2 must be shorter than the model's context of 256 tokens, got 256.",

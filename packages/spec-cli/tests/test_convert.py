@@ -22,7 +22,7 @@ def test_a_file_that_is_no_gguf_is_refused_in_one_line(spec, tmp_path):
 
 def test_generate_takes_a_gguf_file_and_converts_it_once(spec, tmp_path):
     model = f"gguf:{spec_demo.target_gguf()}"
-    common = ("--model", model, "--max-tokens", 1, "--json", "--raw")
+    common = ("--model", model, "--mode", "baseline", "--max-tokens", 1, "--json", "--raw")
     for _ in range(2):
         code, out, err = spec("generate", "Hi", *common)
         assert code == 0, err

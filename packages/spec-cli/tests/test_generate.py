@@ -179,7 +179,7 @@ def test_a_prompt_longer_than_the_context_is_refused(spec, tiny_folder):
 
 def test_the_answer_ends_where_the_context_ends(spec, tiny_folder):
     code, out, err = spec(
-        "generate", "word " * 200, "--model", tiny_folder, "--max-tokens", 4000, "--json"
+        "generate", " the" * 200, "--model", tiny_folder, "--max-tokens", 4000, "--json"
     )
     assert code == 0, err
     result = json.loads(out)

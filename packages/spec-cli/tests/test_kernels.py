@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import mlx.core as mx
 import pytest
 
+from spec_calibrate import Calibration, Choice
+from spec_calibrate.samples import UNKNOWN_NOISE
 from spec_cli import caps, env
 from spec_core import FixedCap
 from spec_kernels import Installed, OpState, this_device
@@ -48,6 +50,22 @@ def test_a_cap_of_0_that_was_measured_is_explained():
         "plain decoding measured fastest here (spec calibrate shows it)"
     ]
     assert caps.remarks(replace(cap, key=""), cap.make(), target) == []  # the user asked for 0
+
+
+def test_a_cap_of_0_that_is_a_guess_is_not_called_measured(spec, tiny_folder, monkeypatch):
+    arguments = ("generate", "--raw", "a b", "--model", tiny_folder, "--max-tokens", 2)
+    monkeypatch.setattr("spec_calibrate.best_cap", lambda curves, max_draft: Choice(0, 1.0))
+    remark = {0.01: "plain decoding measured fastest", UNKNOWN_NOISE: "no drafts is a guess"}
+    for noise, words in remark.items():
+        monkeypatch.setattr(caps, "calibration_of", lambda *_, n=noise: made_with(n))
+        code, _, err = spec(*arguments)
+        assert code == 0 and words in err
+        assert not any(other in err for other in remark.values() if other != words)
+
+
+def made_with(noise):
+    """A calibration whose measurements lay so far apart."""
+    return Calibration(SimpleNamespace(noise=noise), SimpleNamespace(digest="digest"), "", True)
 
 
 def test_kernels_asked_for_where_there_are_none_are_a_remark(spec, tiny_folder):

@@ -39,8 +39,8 @@ def said_with(stdout, monkeypatch, capsys, arguments):
 def test_an_answer_that_cannot_be_written_is_refused(
     tiny_folder, monkeypatch, capsys, stdout, message, rest
 ):
-    arguments = ("generate", "Hi", "--model", tiny_folder, "--max-tokens", 2, *rest)
-    code, err = said_with(stdout, monkeypatch, capsys, arguments)
+    arguments = ("generate", "Hi", "--model", tiny_folder, "--max-tokens", 2, "--max-draft", 1)
+    code, err = said_with(stdout, monkeypatch, capsys, (*arguments, *rest))
     assert code == 1 and err.startswith("[output]") and message in err
     assert len(err.splitlines()) == 1
 
@@ -56,7 +56,8 @@ def test_a_reader_that_leaves_ends_it_quietly(tiny_folder, monkeypatch):
     monkeypatch.setattr(sys, "stdout", Gone())
     monkeypatch.setattr(sys, "stderr", errors)
     monkeypatch.setattr(errors, "close", lambda: None)
-    assert main.run(["generate", "Hi", "--model", str(tiny_folder), "--max-tokens", "2"]) == 1
+    arguments = ("generate", "Hi", "--model", str(tiny_folder), "--max-tokens", "2")
+    assert main.run([*arguments, "--max-draft", "1"]) == 1
     assert errors.getvalue() == ""
 
 

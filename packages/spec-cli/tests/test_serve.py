@@ -80,7 +80,7 @@ def test_states_on_disk_outlive_the_process(started):
     body = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi there"}]}
     cached = []
     for _ in range(2):
-        port, child = started("--mode", "lookup", "--prefix-cache-disk")
+        port, child = started("--mode", "lookup", "--max-draft", "3", "--prefix-cache-disk")
         answer = call(port, "/v1/chat/completions", body)
         cached.append(answer["x_spec"]["cached_tokens"])
         time.sleep(0.5)  # idle, so that it writes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,27 @@ import gguf
 import numpy as np
 import pytest
 
+from spec_convert import repack as repacking
+from spec_convert import transfer
+
 Kind = gguf.GGMLQuantizationType
 HIDDEN, HEADS, KV_HEADS, LAYERS, FFN = 64, 4, 2, 2, 96
 BYTE_TOKENS = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256))]
 BYTE_TOKENS += [chr(256 + index) for index in range(68)]
+
+
+@pytest.fixture(params=["compiled", "numpy"])
+def repack(request: pytest.FixtureRequest) -> Callable[..., repacking.Packed]:
+    """`repack` with the compiled loop, and again with numpy alone."""
+    if request.param == "compiled" and not repacking.HAS_LOOP:
+        pytest.skip("installed without the compiled loop")
+    return partial(repacking.repack, compiled=request.param == "compiled")
+
+
+@pytest.fixture
+def each_way(repack: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test that converts with the compiled loop, and again with numpy alone."""
+    monkeypatch.setattr(transfer, "repack", repack)
 
 
 def find_module_file(module: str, pattern: str) -> Path:

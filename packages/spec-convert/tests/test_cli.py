@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from spec_convert.cli import cli
+from spec_convert.repack import HAS_LOOP
 
 Kind = gguf.GGMLQuantizationType
 
@@ -28,6 +29,11 @@ def test_convert_then_verify_then_inspect(make_llama, tmp_path):
     shown = run("inspect", source)
     assert 'general.architecture = "llama"' in shown.stdout
     assert "blk.0.attn_q.weight  Q4_1  [64, 64]  2560 bytes" in shown.stdout
+
+
+def test_the_version_says_whether_the_compiled_loop_is_there():
+    shown = run("--version").stdout
+    assert shown.endswith(", compiled loop\n" if HAS_LOOP else ", numpy alone\n")
 
 
 def test_json_is_one_object_on_stdout(make_llama, tmp_path):

@@ -13,6 +13,7 @@ from spec_convert import ConvertError, convert, verify
 
 from .conftest import HIDDEN, interleave, llama_gguf_name, llama_weights
 
+pytestmark = pytest.mark.usefixtures("each_way")
 Kind = gguf.GGMLQuantizationType
 IDS = [1, 5, 9, 200, 260, 3, 3, 77]
 

@@ -97,6 +97,7 @@ def test_ten_thousand_damaged_headers_are_refused_or_right(make_llama):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 
 
+@pytest.mark.usefixtures("each_way")
 def test_damaged_files_leave_a_right_folder_or_none(make_llama, tmp_path):
     source = make_llama(Kind.Q8_0)
     data, header = header_of(source)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spec_convert.errors import ConvertError
-from spec_convert.repack import LAYOUTS, Packed, ScaleOverflowError, repack
+from spec_convert.repack import LAYOUTS, Packed, ScaleOverflowError
 
 Kind = gguf.GGMLQuantizationType
 HALF, SINGLE = np.dtype("<f2"), np.dtype("<f4")
@@ -55,7 +55,7 @@ def mlx_values(packed: Packed, kind: Kind) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", EXACT, ids=lambda kind: kind.name)
-def test_mlx_reads_the_same_numbers_as_the_gguf_package(kind):
+def test_mlx_reads_the_same_numbers_as_the_gguf_package(kind, repack):
     rows = random_rows(kind)
     packed = repack(rows, kind, scale_dtype(kind))
     assert packed.scales.shape == (16, 512 // LAYOUTS[kind].group)
@@ -71,7 +71,7 @@ def quantisable(kind: Kind) -> bool:
 
 
 @pytest.mark.parametrize("kind", [k for k in LAYOUTS if quantisable(k)], ids=lambda kind: kind.name)
-def test_blocks_of_the_gguf_quantiser_are_carried_over_exactly(kind):
+def test_blocks_of_the_gguf_quantiser_are_carried_over_exactly(kind, repack):
     values = np.random.default_rng(1).normal(size=(8, 256)).astype(np.float32)
     rows = gguf.quants.quantize(values, kind)
     packed = repack(rows, kind, scale_dtype(kind))
@@ -79,7 +79,7 @@ def test_blocks_of_the_gguf_quantiser_are_carried_over_exactly(kind):
 
 
 @pytest.mark.parametrize("kind", ROUNDED, ids=lambda kind: kind.name)
-def test_other_types_are_off_by_at_most_half_a_step_of_255(kind):
+def test_other_types_are_off_by_at_most_half_a_step_of_255(kind, repack):
     rows = random_rows(kind)
     packed = repack(rows, kind, HALF)
     wanted = gguf.quants.dequantize(rows, kind).astype(np.float64)
@@ -98,7 +98,7 @@ def test_other_types_are_off_by_at_most_half_a_step_of_255(kind):
 @pytest.mark.parametrize(
     "kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0], ids=lambda kind: kind.name
 )
-def test_codes_are_the_stored_codes(kind):
+def test_codes_are_the_stored_codes(kind, repack):
     """Value k of a row is bits [k * bits, (k + 1) * bits) of one little-endian stream."""
     rows = random_rows(kind, 3, 128)
     bits = LAYOUTS[kind].bits
@@ -117,7 +117,7 @@ def test_codes_are_the_stored_codes(kind):
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q5_K, Kind.IQ4_XS], ids=lambda kind: kind.name)
-def test_small_scales_round_only_scale_and_bias(kind):
+def test_small_scales_round_only_scale_and_bias(kind, repack):
     rows = random_rows(kind)
     exact = repack(rows, kind, SINGLE)
     with pytest.raises(ScaleOverflowError):
@@ -129,7 +129,7 @@ def test_small_scales_round_only_scale_and_bias(kind):
     assert np.array_equal(loose.biases, exact.biases.astype("<f2"))
 
 
-def test_a_q3_k_group_that_reaches_128_counts_downwards():
+def test_a_q3_k_group_that_reaches_128_counts_downwards(repack):
     blocks = np.zeros((1, 110), np.uint8)
     blocks[0, 108:] = np.array([1], "<f2").view(np.uint8)  # scales 0 - 32, codes 0 - 4: all 128
     packed = repack(blocks, Kind.Q3_K, HALF)
@@ -137,7 +137,7 @@ def test_a_q3_k_group_that_reaches_128_counts_downwards():
     assert (packed.scales == -1).all()
 
 
-def test_a_bias_beyond_float16_asks_for_float32_scales():
+def test_a_bias_beyond_float16_asks_for_float32_scales(repack):
     rows = random_rows(Kind.Q4_0, 1, 32)
     rows[:, :2] = np.array([-60000], "<f2").view(np.uint8)
     with pytest.raises(ScaleOverflowError):
@@ -147,7 +147,7 @@ def test_a_bias_beyond_float16_asks_for_float32_scales():
 
 
 @pytest.mark.parametrize("kind", LAYOUTS, ids=lambda kind: kind.name)
-def test_scales_that_are_no_numbers_are_refused(kind):
+def test_scales_that_are_no_numbers_are_refused(kind, repack):
     rows = random_rows(kind, 1, 256)
     for position in HALVES.get(kind, (0,)):
         rows[:, position : position + 2] = np.array([np.nan], "<f2").view(np.uint8)

@@ -134,11 +134,11 @@ def test_the_cost_of_a_token_does_not_grow_with_the_context():
         feed(drafter, [(i * 7919) % 30011 for i in range(n_context)])
         best = float("inf")
         for _ in range(5):
-            start = time.perf_counter()
+            start = time.process_time()
             for i in range(400):
                 drafter.draft(i, 8, sampling=GREEDY, key=KEY)
                 feed(drafter, [i])
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.process_time() - start)
         return best
 
     assert per_token(100_000) < 3 * per_token(1_000)

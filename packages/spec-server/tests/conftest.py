@@ -1,7 +1,10 @@
 """A tiny random llama with a byte-level tokenizer, and a target that says what a test wants."""
 
+import functools
+import gc
 import json
 import shutil
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +64,18 @@ def make_tokenizer(folder: Path, marks: list[str] = _MARKS, template: str = TEMP
     )
     fast.save_pretrained(folder)
     return len(fast)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cheap_clients_and_servers():
+    """What every HTTP client and every server's end would do again for hundreds of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        # A client reads all certificates, 25 ms; no test speaks TLS.
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        gc.collect()
+        gc.freeze()  # a server's end collects garbage: not what was imported
+        yield
+        gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -104,6 +104,26 @@ def test_a_prompt_is_scored_without_an_answer(client, folder, stream):
             assert found.token_logprobs[i] == pytest.approx(wanted[i - 1, token].item(), abs=1e-3)
 
 
+def test_a_prompt_that_fills_the_context_is_scored_and_one_longer_is_refused(client, folder):
+    ids = [20 + i * i % 300 for i in range(1024)]
+    settings = {"model": "m", "echo": True, "logprobs": 0}
+    found = client.completions.create(**settings, prompt=ids, max_tokens=0)
+    logprobs = found.choices[0].logprobs.token_logprobs
+    assert len(logprobs) == found.usage.prompt_tokens == 1024
+    assert found.usage.completion_tokens == 0
+    wanted = wanted_logprobs(folder, ids[:-1])
+    assert logprobs[-1] == pytest.approx(wanted[-1, ids[-1]].item(), abs=1e-3)
+    for prompt, n in (([*ids, 20], 0), (ids, 1)):
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 1024"):
+            client.completions.create(**settings, prompt=prompt, max_tokens=n)
+
+
+def test_a_prompt_of_one_token_is_echoed_alone(client):
+    settings = {"model": "m", "prompt": [40], "echo": True, "logprobs": 0}
+    choice = client.completions.create(**settings, max_tokens=0).choices[0]
+    assert choice.logprobs.token_logprobs == [None]
+
+
 def test_no_answer_and_no_prompt_is_nothing(kept):
     body = {"model": "m", "prompt": "x", "max_tokens": 0}
     refused = httpx.post(f"{kept.url}/v1/completions", json=body)

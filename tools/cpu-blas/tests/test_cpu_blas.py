@@ -234,3 +234,32 @@ def test_calls_from_several_threads_and_from_a_fork_have_the_same_bits(library, 
         check=True,
     )
     assert [line.split(": ")[1] for line in done.stdout.splitlines()] == ["True"] * 3
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+@pytest.mark.parametrize(
+    ("files", "threads"),
+    [
+        ({}, "2"),
+        ({"cpu.max": "max 100000"}, "2"),
+        ({"cpu.max": "100000 100000"}, "1"),
+        ({"cpu.max": "20000 100000"}, "1"),
+        ({"cpu.max": "100001 100000"}, "2"),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "2"),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, "1"),
+    ],
+)
+def test_a_quota_of_the_control_group_limits_the_threads(library, tmp_path, files, threads):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    program = tmp_path / "threads.c"
+    program.write_text(
+        '#include "pool.h"\n#include <stdio.h>\nint main(void) { printf("%d", pool_threads()); }'
+    )
+    out = tmp_path / "threads"
+    gcc = ["gcc", "-mavx2", "-Wall", "-Werror", f'-DCGROUPS="{tmp_path}"', f"-I{TOOL}", "-o", out]
+    subprocess.run([*gcc, program, TOOL / "pool.c", "-lpthread"], check=True)
+    two = {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run([out], env=two, capture_output=True, text=True, check=True)
+    assert done.stdout == threads

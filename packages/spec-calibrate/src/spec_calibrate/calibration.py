@@ -47,6 +47,11 @@ class Calibration:
         """True when repeated measurements lay far apart; `calibrate` again on a quiet machine."""
         return self.curves.noise > NOISY
 
+    @property
+    def guessed(self) -> bool:
+        """True when not every width was timed often enough to know how far times lie apart."""
+        return self.curves.noise == UNKNOWN_NOISE
+
     def to_json(self) -> dict[str, Any]:
         """Plain data with the keys of `spec calibrate --json`."""
         data, choice = self.curves.to_dict(), self.choice
@@ -146,7 +151,7 @@ def _unrest(curves: Curves) -> tuple[float, float]:
 
 
 def _remark_on_noise(found: Calibration, notify: Callable[[str], None]) -> None:
-    if found.curves.noise == UNKNOWN_NOISE:
+    if found.guessed:
         notify(
             "[calibrate] Every width must be timed three times, and this machine was too slow or "
             "too busy for that: the cap is a guess. It is measured again later; spec calibrate "

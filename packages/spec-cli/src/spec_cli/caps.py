@@ -23,12 +23,14 @@ class Caps:
         make: A new cap. The adaptive one learns from text to text, so keep it where you can.
         most: Largest cap it can ask for.
         key: Short name of the calibration that it follows from; empty for none.
+        guessed: That calibration had no time to measure every width.
     """
 
     shown: int | str
     make: Callable[[], Cap]
     most: int
     key: str = ""
+    guessed: bool = False
 
     def __str__(self) -> str:
         """In words, with the calibration."""
@@ -58,7 +60,8 @@ def caps_for(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Cap
     from spec_calibrate import best_cap
 
     found = calibration_of(opened, pair, options)
-    return _fixed(best_cap(found.curves, max_draft=most).cap, found.key.digest)
+    cap = best_cap(found.curves, max_draft=most).cap
+    return _fixed(cap, found.key.digest, guessed=found.guessed)
 
 
 def store() -> Any:
@@ -105,7 +108,9 @@ def remarks(chosen: Caps, cap: Cap, target: Any) -> list[str]:
     """What a line of statistics ends with: what the cap did, and which kernels compute."""
     status = getattr(cap, "status", None)  # of an adaptive one
     found = [status.reason] if status is not None else []
-    if chosen.key and chosen.shown == 0:
+    if chosen.key and chosen.shown == 0 and chosen.guessed:
+        found.append("no drafts is a guess: too little could be measured (spec calibrate does)")
+    elif chosen.key and chosen.shown == 0:
         found.append("plain decoding measured fastest here (spec calibrate shows it)")
     return found + _kernel_remarks(target)
 
@@ -122,8 +127,8 @@ def _kernel_remarks(target: Any) -> list[str]:
     return [f"kernels: {', '.join(served) or 'attention'}"]
 
 
-def _fixed(n: int, key: str = "") -> Caps:
-    return Caps(n, lambda: FixedCap(n), n, key)
+def _fixed(n: int, key: str = "", *, guessed: bool = False) -> Caps:
+    return Caps(n, lambda: FixedCap(n), n, key, guessed)
 
 
 def _adaptive(opened: opening.Opened, pair: Pair, options: dict[str, Any], most: int) -> Caps:

@@ -19,6 +19,7 @@ import numpy as np
 
 from spec_convert.convert import convert
 from spec_convert.errors import ConvertError
+from spec_convert.repack import HAS_LOOP
 from spec_convert.report import Report
 from spec_convert.source import Source
 from spec_convert.verify import verify
@@ -53,7 +54,10 @@ class _Refusal(click.ClickException):
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="spec-convert")
+@click.version_option(
+    package_name="spec-convert",
+    message=f"%(prog)s, version %(version)s, {'compiled loop' if HAS_LOOP else 'numpy alone'}",
+)
 def cli() -> None:
     """GGUF to safetensors for MLX, without losing a bit where the format allows it."""
 

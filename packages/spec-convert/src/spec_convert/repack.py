@@ -5,6 +5,9 @@ group: value = scale * code + bias. For every layout marked exact, that formula 
 float32 gives the numbers of the `gguf` package's own dequantisation (a zero may lose its sign).
 The two block floating-point types keep their codes and scales as they are. Knows nothing about
 tensor names, files or models.
+
+The functions of `blocks.py` and `lattice.py` define every result. Where `_loop.c` was compiled at
+installation, `repack` lets it do the common types in one pass, to the same bits.
 """
 
 from __future__ import annotations
@@ -35,9 +38,20 @@ from spec_convert.errors import ConvertError
 from spec_convert.lattice import on_lattice, rounded
 from spec_convert.packing import Bytes
 
+try:
+    from spec_convert import _loop
+except ImportError:  # installed without a compiler
+    _loop = None
+
 Floats = np.ndarray[Any, Any]
 _HALF_INFINITY = 0x7C00
 Parts = tuple[Bytes, Floats, Floats | None]
+HAS_LOOP = _loop is not None
+"""Whether the compiled loop is installed."""
+IN_LOOP = frozenset(
+    {Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.MXFP4}
+)
+"""Types that the compiled loop knows."""
 
 
 class ScaleOverflowError(ArithmeticError):
@@ -83,7 +97,14 @@ class Layout:
     zero: int | None = None
 
 
-def repack(blocks: Bytes, kind: Kind, scale_dtype: np.dtype[Any], *, loose: bool = False) -> Packed:
+def repack(
+    blocks: Bytes,
+    kind: Kind,
+    scale_dtype: np.dtype[Any],
+    *,
+    loose: bool = False,
+    compiled: bool = HAS_LOOP,
+) -> Packed:
     """Carry whole rows of quantised blocks over to their MLX layout.
 
     Args:
@@ -91,6 +112,7 @@ def repack(blocks: Bytes, kind: Kind, scale_dtype: np.dtype[Any], *, loose: bool
         kind: their GGUF type, one of `LAYOUTS`.
         scale_dtype: float16 or float32, the type of scales and biases; uint8 scales stay.
         loose: scales and biases may be rounded to `scale_dtype`.
+        compiled: let the compiled loop do the types of `IN_LOOP`; the result is the same.
 
     Returns:
         The rows; scales are those of `Layout.unpack`, exactly unless `loose`.
@@ -101,20 +123,42 @@ def repack(blocks: Bytes, kind: Kind, scale_dtype: np.dtype[Any], *, loose: bool
     """
     rows = blocks.shape[0]
     layout = LAYOUTS[kind]
-    with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale is reported below
-        codes, scales, biases = layout.unpack(blocks.reshape(-1, GGML_QUANT_SIZES[kind][1]))
-        if layout.zero is not None:
-            biases = zero_point(scales, layout.zero)
+    flat = blocks.reshape(-1, GGML_QUANT_SIZES[kind][1])
+    parts = _in_one_pass(flat, kind, scale_dtype) if compiled and kind in IN_LOOP else None
+    codes, scales, biases = parts or _in_numpy(flat, layout)
     if biases is None:
         return Packed(codes.reshape(rows, -1), scales.reshape(rows, -1), None)
-    if layout.zero is not None and biases.dtype == scale_dtype == np.float16:  # finite, like scales
-        return Packed(codes.reshape(rows, -1), scales.reshape(rows, -1), biases.reshape(rows, -1))
-    exact = layout.wide and not loose
-    return Packed(
-        codes.reshape(rows, -1),
-        _narrow(scales, scale_dtype, exact).reshape(rows, -1),
-        _narrow(biases, scale_dtype, exact).reshape(rows, -1),
-    )
+    known = parts is not None or layout.zero is not None  # finite, and exact as they are
+    if not (known and scales.dtype == biases.dtype == scale_dtype):
+        exact = layout.wide and not loose
+        scales, biases = (_narrow(part, scale_dtype, exact) for part in (scales, biases))
+    return Packed(*(part.reshape(rows, -1) for part in (codes, scales, biases)))
+
+
+def _in_one_pass(blocks: Bytes, kind: Kind, scale_dtype: np.dtype[Any]) -> Parts | None:
+    """The compiled loop; None where a scale is no number or does not fit, which numpy reports."""
+    assert _loop is not None
+    layout = LAYOUTS[kind]
+    n_values = GGML_QUANT_SIZES[kind][0]
+    shape = len(blocks), n_values // layout.group
+    codes = np.empty((len(blocks), n_values * layout.bits // 8), np.uint8)
+    if layout.mode != "affine":
+        scales = np.empty(shape, np.uint8)
+        kept = _loop.repack(kind, np.ascontiguousarray(blocks), codes, scales)
+        return (codes, scales, None) if kept else None
+    scales = np.empty(shape, np.float32 if layout.wide else scale_dtype)
+    biases = np.empty_like(scales)
+    kept = _loop.repack(kind, np.ascontiguousarray(blocks), codes, scales, biases)
+    return (codes, scales, biases) if kept else None
+
+
+def _in_numpy(blocks: Bytes, layout: Layout) -> Parts:
+    """The functions that define the result."""
+    with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale is reported by the caller
+        codes, scales, biases = layout.unpack(blocks)
+        if layout.zero is not None:
+            biases = zero_point(scales, layout.zero)
+    return codes, scales, biases
 
 
 def _narrow(values: Floats, dtype: np.dtype[Any], check: bool) -> Floats:

@@ -15,10 +15,10 @@ import mlx.core as mx
 from spec_core.guide import Guide
 from spec_core.loop import Run
 from spec_core.pair import Pair
-from spec_core.protocols import Cap
+from spec_core.protocols import BatchTarget, Cap, Crowd
 from spec_core.request import Request
 from spec_core.sampling import Sampling
-from spec_core.shared import BatchTarget, Crowd, Outcomes, Row, RowCache, Shared
+from spec_core.shared import Outcomes, Row, RowCache, Shared
 from spec_core.types import Round
 
 __all__ = ["Batch", "BatchTarget", "Crowd", "Outcomes", "Row", "RowCache"]

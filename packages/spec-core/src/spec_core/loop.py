@@ -10,7 +10,6 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -23,11 +22,10 @@ from spec_core.pair import Pair
 from spec_core.protocols import Cache, Cap
 from spec_core.request import Request
 from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_row, target_probs
-from spec_core.types import Acceptance, Draft, FinishReason, Round, RoundKind, TargetOutput
+from spec_core.step import HEADER, NO_DRAFTS, Forwarded, Outcome, Step, n_bad_rows
+from spec_core.types import Draft, FinishReason, Round, RoundKind, TargetOutput
 
-NO_DRAFTS = Draft(mx.array([], mx.int32), source="target")  # data, so any thread may read it
 CLEAR_EVERY = 256  # tokens: a cache that grows leaves buffers that nothing fits into again
-HEADER = 4  # n_accepted, next_token, near_ties, bad rows; then the drafts, then their confidence
 
 
 def generate(
@@ -76,45 +74,6 @@ def generate(
     )
     run = Run(request, cap, cache, with_logits, guide)
     return run.rounds(on_prefill)
-
-
-@dataclass(slots=True)
-class Forwarded:
-    """A draft and what the target made of it; what is needed once the outcome is read."""
-
-    draft: Draft
-    output: TargetOutput
-
-
-@dataclass(slots=True)
-class Step(Forwarded):
-    """A target forward whose outcome has not been read yet."""
-
-    outcome: Acceptance
-    packed: mx.array  # (HEADER + K,) int32, or (HEADER + 2K,) with confidence
-
-
-@dataclass(slots=True)
-class Outcome:
-    """A step as the host reads it, cut at a stop or the limit."""
-
-    tokens: list[int]
-    text: str
-    reason: FinishReason | None
-    drafts: list[int]
-    n_accepted: int
-    near_ties: int
-    confidence: tuple[float, ...] | None = None
-
-
-def n_bad_rows(logits: mx.array, n_accepted: mx.array) -> mx.array:
-    """Used rows without a distribution: logits (B, T, V), counts (B,) -> (B,) int32.
-
-    A row without NaN whose best logit is finite has one; -inf masks a token.
-    """
-    sound = mx.isfinite(logits.max(axis=-1)) & ~mx.isnan(logits).any(axis=-1)
-    n_bad = mx.cumsum((~sound).astype(mx.int32), axis=-1)
-    return mx.take_along_axis(n_bad, n_accepted[:, None], axis=-1)[:, 0]
 
 
 class Run:

@@ -237,3 +237,66 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids; a character cut in half appears as U+FFFD. Special tokens give nothing."""
         ...
+
+
+@runtime_checkable
+class BatchTarget(Protocol):
+    """What a target offers beside `Target` to verify several sequences in one forward.
+
+    A batch cache holds one sequence per row, B of them, each with its own offset.
+    """
+
+    @property
+    def batch_refusal(self) -> str | None:
+        """None when sequences can share a forward, else the reason why not."""
+        ...
+
+    def join(self, caches: Sequence[Any]) -> Any:
+        """One batch cache of single ones and batch caches, rows in order; the parts are consumed.
+
+        None of them is open.
+        """
+        ...
+
+    def select(self, cache: Any, rows: Sequence[int]) -> Any:
+        """A batch cache of some rows; the cache is consumed. It is not open."""
+        ...
+
+    def extract(self, cache: Any, row: int) -> Any:
+        """A single cache that goes on with one row; the batch cache stays usable."""
+        ...
+
+    def verify_rows(
+        self, blocks: mx.array, cache: Any, *, taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Forward one block per row, shape (B, T), and leave them open. Evaluates nothing.
+
+        When it raises, the cache is as it was.
+
+        Returns:
+            Logits of shape (B, T, V), taps of shape (B, T, H).
+        """
+        ...
+
+    def commit_rows(self, cache: Any, n_keep: Sequence[int]) -> None:
+        """Close the blocks; of row b keep the first `n_keep[b]` positions, 0..T."""
+        ...
+
+
+class Crowd(Protocol):
+    """Decides how much rows that share a forward may draft."""
+
+    def cap(self, width: int) -> int:
+        """Most drafts of each of `width` rows in the round that begins now; 0 parks.
+
+        Asked once a round; for a plain step before the round ahead of it has been observed.
+        """
+        ...
+
+    def observe(self, width: int, cap: int, rounds: Sequence[Round], seconds: float) -> None:
+        """Learn from a shared round: the cap it was given, its rows' rounds, its wall time."""
+        ...
+
+    def saw(self, round_: Round) -> None:
+        """Learn from the round of a row on its own."""
+        ...

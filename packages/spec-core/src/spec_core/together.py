@@ -12,8 +12,9 @@ import mlx.core as mx
 
 from spec_core.accept import accept_greedy_rows, residual
 from spec_core.host import floats_as_ints
-from spec_core.loop import HEADER, Forwarded, Run, n_bad_rows
+from spec_core.loop import Run
 from spec_core.sampling import Sampling, draw, target_probs
+from spec_core.step import HEADER, Forwarded, n_bad_rows
 from spec_core.types import Draft, TargetOutput
 
 _GREEDY = Sampling()

@@ -141,7 +141,7 @@ class Engine:
 
     def _check_room(self, ask: Ask) -> None:
         context = self.context_length
-        if context is not None and len(ask.prompt) >= context:
+        if context is not None and len(ask.forwarded) >= context:
             raise PromptTooLong(len(ask.prompt), context)
         budget = self.settings.kv_bytes
         if budget is not None and self._kv_per_token * len(ask.prompt) > budget:
@@ -269,10 +269,10 @@ class Engine:
             drafter = self._lender.lend() if self._lender is not None else None
             # A prompt that is scored is forwarded whole, so its figures never depend on the cache.
             score = job.ask.score_prompt
-            hit = None if score else self.prefix.fetch(job.ask.prompt, drafter)
+            hit = None if score else self.prefix.fetch(job.ask.forwarded, drafter)
             if hit is not None:
                 self.metrics.cache_hits.labels(hit.tier).inc()
-                job.sink(Progress(hit.n_tokens, len(job.ask.prompt)))
+                job.sink(Progress(hit.n_tokens, len(job.ask.forwarded)))
             else:
                 self.metrics.cache_misses.inc()
             rung_bytes = self.prefix.budget // RUNG_SHARE if self.prefix.enabled else 0

@@ -63,6 +63,11 @@ class Ask:
     by_token: bool = False
     show_markers: bool = False
 
+    @property
+    def forwarded(self) -> tuple[int, ...]:
+        """Ids of the prompt that go through the model: only an answer needs the last one's row."""
+        return self.prompt if self.max_tokens or len(self.prompt) == 1 else self.prompt[:-1]
+
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:

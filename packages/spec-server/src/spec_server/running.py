@@ -82,7 +82,7 @@ class Machinery:
         generation = Generation(self, job, words, drafter, hit, rung_bytes)
         generation.row = batch.add(
             pair,
-            ask.prompt,
+            ask.forwarded,
             max_tokens=max(ask.max_tokens, 1),  # the loop draws one; it is left out for none
             sampling=ask.sampling,
             cap=self.served.make_cap(ask.max_draft),
