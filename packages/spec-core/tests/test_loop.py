@@ -393,3 +393,20 @@ def test_a_draft_is_no_longer_than_the_target_verifies_at_once(cap):
     assert max(round_.n_drafted for round_ in rounds) == 3
     plain = generate(Pair(ToyTarget()), [1, 2, 3], max_tokens=30)
     assert [t for r in rounds for t in r.tokens] == [t for r in plain for t in r.tokens]
+
+
+@pytest.mark.parametrize("drafter", [None, ToyDrafter(max_draft=6)])
+def test_buffers_that_a_growing_cache_leaves_are_given_back(drafter, monkeypatch):
+    """Whatever a round's length: one of several tokens steps over a boundary, ollama#18510."""
+    cleared: list[int] = []
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(0))
+    list(generate(Pair(ToyTarget(), drafter), PROMPT, max_tokens=800))
+    assert len(cleared) == 3
+    batch = Batch(ToyTarget())
+    for prompt in ([1, 2], [3, 4]):
+        batch.add(Pair(ToyTarget()), prompt, max_tokens=300)
+    while any(outcome.finish_reason is None for _, outcome in batch.step()) or batch.rows:
+        for row in batch.rows:
+            if row.run.n_left == 0:
+                batch.remove(row)
+    assert len(cleared) == 5

@@ -26,6 +26,8 @@ from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_r
 from spec_core.step import HEADER, NO_DRAFTS, Forwarded, Outcome, Step, n_bad_rows
 from spec_core.types import Draft, FinishReason, Round, RoundKind, TargetOutput
 
+CLEAR_EVERY = 256  # tokens: a cache that grows leaves buffers that nothing fits into again
+
 
 def generate(
     pair: Pair,
@@ -351,6 +353,8 @@ class Run:
             counts = self.seen.answer.at[mx.array(tokens, mx.int32)].add(1.0)
             self.seen = Seen(self.seen.prompt, counts)
         self.anchor = tokens[-1]
+        if self.n_emitted // CLEAR_EVERY < (self.n_emitted + n_keep) // CLEAR_EVERY:
+            mx.clear_cache()
         self.n_emitted += n_keep
         now = time.perf_counter()
         elapsed_s, self.since = now - self.since, now

@@ -243,7 +243,7 @@ def _check_words(folder: Path, target: Target) -> None:
     theirs = getattr(target, "folder", None)
     files = [] if theirs is None else [folder / "tokenizer.json", theirs / "tokenizer.json"]
     if files and all(file.is_file() for file in files):
-        check_same_vocabulary(*files, shared_only=True)
+        check_same_vocabulary(*files)
 
 
 def detect(checkpoint: Checkpoint) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from spec_server.answer import Marks, Part, Splitter
 from spec_server.errors import Refusal
+from spec_server.harmony import Harmony, parse_call
 from spec_server.jobs import End, Figures, Piece
 from spec_server.logprobs import TextTokens
 from spec_server.prompts import Prompter
@@ -31,11 +32,16 @@ class Reply:
         one_call: bool = False,
     ) -> None:
         parse = bare = None
-        if tools:
+        self._splitter: Splitter | Harmony
+        if tools and not marks.harmony:
             bare = bare_parser(tools, prompter.wrapper.tool_parser)
-        if tools and prompter.wrapper.tool_parser is not None:
-            parse = call_parser(prompter.wrapper.tool_parser, tools)
-        self._splitter = Splitter(marks, parse, bare)
+        parser = parse_call if marks.harmony else prompter.wrapper.tool_parser
+        if tools and parser is not None:
+            parse = call_parser(parser, tools)
+        if marks.harmony:
+            self._splitter = Harmony(parse, in_reasoning=marks.in_reasoning)
+        else:
+            self._splitter = Splitter(marks, parse, bare)
         self._tokens = TextTokens(prompter.words)
         self._one_call = one_call
         self._n_calls = 0
