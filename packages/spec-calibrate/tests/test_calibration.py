@@ -108,7 +108,7 @@ def test_a_noisy_measurement_is_made_again_on_later_occasions(tmp_path: Path, mo
     age(120)
     kept = load_or_measure(_pair(), KEY, store=store).curves  # the second was slower still
     assert kept.verify_s(3, 0) == pytest.approx(busy.verify_s(3, 0)) and len(made) == 2
-    age(120)
+    age(-(10**6))  # the clock was put back since
     assert load_or_measure(_pair(), KEY, store=store).curves.noise == 0.02
     age(10**6)
     again = load_or_measure(_pair(), KEY, store=store)

@@ -119,3 +119,9 @@ def test_fitting_lowers_the_error_on_samples_not_fitted_to():
 def test_fitting_does_not_spoil_a_confidence_that_is_right():
     found = evaluate(_drawn(6000, (1.0,)))
     assert found.ece_after < found.ece_before + 0.01
+
+
+@pytest.mark.parametrize("confidence", [float("nan"), float("inf"), -5.0, 7.0])
+def test_a_confidence_that_is_no_probability_is_judged_as_one_half(confidence: float):
+    found = evaluate([Sample(0, confidence, True), Sample(0, confidence, True)])
+    assert found.ece_before == 0.5

@@ -241,3 +241,8 @@ def test_the_real_loop_uses_drafts_that_are_right():
     rounds = list(generate(Pair(ToyTarget(), drafter), PROMPT, max_tokens=120, cap=controller))
     assert [t for r in rounds for t in r.tokens] == plain
     assert sum(r.n_accepted for r in rounds) > 60
+
+
+def test_assumed_rates_that_are_no_shares_are_refused():
+    with pytest.raises(ValueError, match=r"Acceptance rates must be in 0\.\.1, got \(0\.5, 5\.0\)"):
+        CapController(_curves(), acceptance=(0.5, 5.0))

@@ -270,3 +270,13 @@ def test_the_target_and_the_drafter_are_left_usable():
     cache = target.make_cache()
     target.prefill([1, 2], cache)
     assert pair.drafter is not None and pair.drafter.state() == []
+
+
+def test_a_source_that_no_round_was_drafted_by_is_left_out():
+    class Moody(ToyDrafter):
+        def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
+            draft = super().draft(anchor, cap, sampling=sampling, key=key)
+            return Draft(draft.tokens, source="rare" if cap == 3 else "")  # rounds ask for 2 and 4
+
+    curves = measure(Pair(ToyTarget(), Moody(max_draft=4)), budget_s=0.2)
+    assert set(curves.draft) == {"toy"} and "rare" not in curves.blocks

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import subprocess
 import sys
@@ -120,6 +121,11 @@ WRONG = {
     "block of text": {"curves": CURVES.to_dict() | {"blocks": {"dspark": "7"}}},
     "fractional block": {"curves": CURVES.to_dict() | {"max_draft": 1.5}},
     "NaN": {"curves": CURVES.to_dict() | {"noise": float("nan")}},
+    "endless time": {"curves": CURVES.to_dict() | {"plain_ms_by_depth": {"0": 1e300}}},
+    "time beyond floats": {"curves": CURVES.to_dict() | {"overhead_ms": 10**400}},
+    "noise beyond floats": {"curves": CURVES.to_dict() | {"noise": 10**400}},
+    "temperature beyond floats": {"curves": CURVES.to_dict() | {"temperatures": [10**400]}},
+    "absurd draft": {"curves": CURVES.to_dict() | {"max_draft": 10**12}},
     "infinite time": {"curves": CURVES.to_dict() | {"overhead_ms": float("inf")}},
 }
 
@@ -203,7 +209,7 @@ def test_processes_that_write_at_once_lose_and_damage_nothing(tmp_path: Path):
 def test_entries_list_what_is_there(tmp_path: Path):
     store = Store(tmp_path)
     store.put(KEY, CURVES)
-    _damaged(tmp_path / "zzz.json", b"")
+    _damaged(tmp_path / f"{'f' * 20}.json", b"")
     good, bad = store.entries()
     assert good.key == KEY.to_dict() and good.created and not good.reason
     assert bad.key == {} and "not JSON" in bad.reason
@@ -215,7 +221,18 @@ def test_clear_deletes_one_or_all(tmp_path: Path):
         store.put(replace(KEY, model=model), CURVES)
     assert store.clear(replace(KEY, model="b")) == 1
     assert store.clear(replace(KEY, model="b")) == 0
+    (tmp_path / "package.json").write_text("{}")  # somebody else's
     assert store.clear() == 2 and store.entries() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["package.json"]
+
+
+@pytest.mark.parametrize("created", ["2999-01-01T00:00:00+00:00", "yesterday", "2026-01-01"])
+def test_an_age_that_no_clock_tells_is_without_end(tmp_path: Path, created: str):
+    store = Store(tmp_path)
+    store.put(KEY, CURVES)
+    assert 0 <= store.get(KEY).age_s < 60
+    _damaged(store.path(KEY), _content(store) | {"created": created})
+    assert store.get(KEY).age_s == math.inf
 
 
 def test_the_default_folder_is_in_the_users_cache():

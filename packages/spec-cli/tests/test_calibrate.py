@@ -149,7 +149,7 @@ def test_doctor_lists_calibrations_and_damaged_ones(spec, tiny_folder, store):
     measured(spec, tiny_folder)
     (line,) = json.loads(spec("doctor", "--json")[1])["calibrations"]
     assert "lookup" in line and "mlx" in line
-    (store.folder / "zz.json").write_bytes(b"")
+    (store.folder / f"{'f' * 20}.json").write_bytes(b"")
     assert "cannot be used" in json.loads(spec("doctor", "--json")[1])["calibrations"][1]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from spec_core import Draft, FixedCap, Pair, Sampling, TargetOutput, generate, shared
 from spec_core.batch import Batch, BatchTarget
+from spec_core.errors import StateError
 from spec_core.guide import TokenBias
 from spec_core.host import host_ints
 from spec_core.lending import Lender
@@ -537,3 +538,43 @@ def test_a_crowd_bounds_the_drafts_of_rows_and_learns_from_rounds():
     drain(batch, [[], [], []])
     assert crowd.told and all(t[1] == 2 and t[2] <= 2 and t[3] for t in crowd.told)
     assert {t[0] for t in crowd.told} <= {2, 3} and crowd.solo > 0
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("how", ["finished", "failed"])
+def test_a_row_that_ended_must_be_removed_before_the_next_step(how, share):
+    target = ToyBatchTarget()
+    batch = Batch(target, share=share)
+    batch.add(Pair(target), [1, 2], max_tokens=30)
+    drafter = BrokenDrafter("prefill") if how == "failed" else None
+    row = batch.add(Pair(target, drafter), [1, 2], max_tokens=4)
+    for _ in range(20):
+        ended = [r for r, o in batch.step() if isinstance(o, Exception) or o.finish_reason]
+        if ended:
+            break
+    assert ended == [row]
+    with pytest.raises(StateError, match="A row that ended must be removed before the next step"):
+        batch.step()
+    batch.remove(row)
+    assert batch.step()
+
+
+def test_logits_of_a_prompt_come_in_blocks_that_the_target_verifies_at_once():
+    class Narrow(ToyTarget):
+        max_block = 4
+
+        def verify(self, block, cache, *, taps=()):
+            assert block.shape[0] <= 4
+            return super().verify(block, cache, taps=taps)
+
+    prompt, seen = [(3 * i) % 12 for i in range(11)], []
+    batch = Batch(Narrow())
+    row = batch.add(
+        Pair(Narrow()), prompt, max_tokens=1, on_prompt_logits=lambda at, x: seen.append((at, x))
+    )
+    while not row.ended:
+        batch.step()
+    assert [(at, x.shape[0]) for at, x in seen] == [(0, 4), (4, 4), (8, 3)]
+    target = ToyTarget()
+    whole = target.verify(mx.array(prompt), target.make_cache()).logits
+    assert mx.array_equal(mx.concatenate([x for _, x in seen]), whole)

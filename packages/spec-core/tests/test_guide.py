@@ -63,3 +63,9 @@ def test_bias_ids_must_be_in_the_vocabulary():
     for wrong in (-1, 12):
         with pytest.raises(ValueError, match=rf"0\.\.11, got {wrong}"):
             TokenBias({wrong: 1.0}, 12)
+
+
+@pytest.mark.parametrize("bias", [float("nan"), float("inf")])
+def test_a_bias_without_end_is_refused(bias):
+    with pytest.raises(ValueError, match=rf"\[bias\] Biases must be numbers or -inf, got {bias}\."):
+        TokenBias({3: bias}, 12)

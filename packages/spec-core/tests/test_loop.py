@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from spec_core import FixedCap, Pair, Sampling, SpecError, generate
@@ -64,6 +65,16 @@ def test_a_prompt_that_fills_the_context_is_refused(n):
 
 def test_a_prompt_that_leaves_room_for_one_token_gives_one():
     assert len(tokens(ToyTarget(context_length=7), ToyDrafter(), [1] * 6)) == 1
+
+
+@pytest.mark.parametrize("prompt", [[1.7, 2], ["1"], [[1]], [None]])
+def test_ids_that_are_no_whole_numbers_are_refused(prompt):
+    with pytest.raises(TypeError, match=r"\[generate\] Prompt ids must be whole numbers, but '"):
+        tokens(prompt=prompt)
+
+
+def test_whole_numbers_of_any_kind_are_ids():
+    assert tokens(prompt=mx.array([1, 5, 2])) == tokens(prompt=(1, 5, np.int64(2)))
 
 
 def test_text_needs_a_tokenizer():
@@ -184,6 +195,13 @@ def test_a_drafter_is_reset_for_a_new_sequence_and_kept_for_a_cache():
     answer = tokens(target, drafter, cache=cache)
     more = tokens(target, drafter, PROMPT + answer, cache=cache)
     assert drafter.observed == PROMPT + answer + more[:-1]
+
+
+def test_a_drafter_is_reset_when_its_text_begins_not_when_it_is_asked_for():
+    target, drafter = ToyTarget(), ToyDrafter()
+    asked = [generate(Pair(target, drafter), prompt, max_tokens=9) for prompt in (PROMPT, [4, 5])]
+    first, second = ([t for r in rounds for t in r.tokens] for rounds in asked)
+    assert len(first) == 9 and drafter.observed == [4, 5, *second[:-1]]
 
 
 DRAFTERS = {
@@ -375,3 +393,20 @@ def test_a_draft_is_no_longer_than_the_target_verifies_at_once(cap):
     assert max(round_.n_drafted for round_ in rounds) == 3
     plain = generate(Pair(ToyTarget()), [1, 2, 3], max_tokens=30)
     assert [t for r in rounds for t in r.tokens] == [t for r in plain for t in r.tokens]
+
+
+@pytest.mark.parametrize("drafter", [None, ToyDrafter(max_draft=6)])
+def test_buffers_that_a_growing_cache_leaves_are_given_back(drafter, monkeypatch):
+    """Whatever a round's length: one of several tokens steps over a boundary, ollama#18510."""
+    cleared: list[int] = []
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(0))
+    list(generate(Pair(ToyTarget(), drafter), PROMPT, max_tokens=800))
+    assert len(cleared) == 3
+    batch = Batch(ToyTarget())
+    for prompt in ([1, 2], [3, 4]):
+        batch.add(Pair(ToyTarget()), prompt, max_tokens=300)
+    while any(outcome.finish_reason is None for _, outcome in batch.step()) or batch.rows:
+        for row in batch.rows:
+            if row.run.n_left == 0:
+                batch.remove(row)
+    assert len(cleared) == 5

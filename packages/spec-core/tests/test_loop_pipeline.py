@@ -1,6 +1,7 @@
 """When the loop enqueues, reads and commits; what a generation leaves when it is left early."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
@@ -257,6 +258,39 @@ def test_a_drafter_that_proposes_more_than_the_cap_is_named():
     with pytest.raises(ValueError) as error:
         run(ToyTarget(), Greedy(), cap=FixedCap(2))
     assert str(error.value) == '[draft] Drafter "greedy" must propose at most 2 tokens, got 3.'
+
+
+class Misshapen(ToyDrafter):
+    """Spoils one part of its drafts."""
+
+    def __init__(self, **parts: Callable[[Draft], mx.array | str]) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
+        draft = super().draft(anchor, cap, sampling=sampling, key=key)
+        return replace(draft, **{name: spoil(draft) for name, spoil in self.parts.items()})
+
+
+@pytest.mark.parametrize(
+    ("part", "spoil", "got"),
+    [
+        ("tokens", lambda d: d.tokens[None], r"\(1, 2\) of mlx.core.int32, \(2, 12\) and None"),
+        ("tokens", lambda d: d.tokens + 0.5, r"\(2,\) of mlx.core.float32"),
+        ("probs", lambda d: d.probs[:1], r"int32, \(1, 12\) and None"),  # the others' rows are read
+        ("probs", lambda d: d.probs[:, :5], r"int32, \(2, 5\) and None"),
+        ("confidence", lambda d: mx.zeros((1,)), r"\(2, 12\) and \(1,\)"),
+    ],
+)
+def test_a_draft_of_other_shapes_is_refused_by_the_drafters_name(part, spoil, got):
+    drafter = Misshapen(**{part: spoil})
+    with pytest.raises(ValueError, match=rf'Drafter "toy" must give K whole .*12.* got .*{got}'):
+        run(ToyTarget(), drafter, cap=FixedCap(2), sampling=Sampling(temperature=1.0))
+
+
+def test_drafts_without_a_source_come_from_their_drafter():
+    rounds = run(ToyTarget(), Misshapen(source=lambda draft: ""), cap=FixedCap(2))
+    assert {r.source for r in rounds if r.n_drafted} == {"toy"}
 
 
 class Lost(ToyDrafter):

@@ -1,7 +1,9 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import mlx.core as mx
 import pytest
 
-from spec_core import Sampling, StateError, TargetOutput
+from spec_core import Pair, Sampling, StateError, TargetOutput, generate
 from spec_core.testing import ScriptedDrafter, ToyDrafter, ToyTarget
 
 
@@ -101,3 +103,15 @@ def test_the_scripted_drafter_checks_its_taps():
         drafter.observe([1, 2], TargetOutput(mx.zeros((1, 9))))
     with pytest.raises(AssertionError):
         drafter.observe([1, 2], TargetOutput(mx.zeros((1, 9)), (mx.zeros((1, 8)),)))
+
+
+def test_toys_serve_in_any_thread():
+    pair, sampling = Pair(ToyTarget(), ToyDrafter()), Sampling(temperature=0.5, seed=1)
+
+    def answer() -> list[int]:
+        rounds = generate(pair, [1, 2, 3], max_tokens=20, sampling=sampling)
+        return [t for r in rounds for t in r.tokens]
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(answer).result()
+    assert found == answer()

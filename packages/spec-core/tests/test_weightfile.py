@@ -73,3 +73,14 @@ def test_what_is_no_whole_file_is_described(name, tmp_path):
     with pytest.raises(LoadError, match="Download it again") as refused:
         check_weight_file(path)
     assert said in str(refused.value) and '"model.safetensors"' in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["a link to nowhere", "a folder"])
+def test_what_cannot_be_read_is_refused(kind, tmp_path):
+    path = tmp_path / "model.safetensors"
+    if kind == "a folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(LoadError, match='"model.safetensors" must be a file that can be read, got'):
+        check_weight_file(path)

@@ -81,3 +81,18 @@ def test_reset_forgets_every_row() -> None:
     assert cache.n_used == 0
     cache.append(rows(20, 2), rows(20, 2))
     assert kept_positions(cache, 2) == [20, 21]
+
+
+@pytest.mark.parametrize(("window", "sizes"), [(1000, [10, 2048]), (1024, [10, 10, 1500])])
+def test_more_rows_than_the_window_may_follow_few(window: int, sizes: list[int]) -> None:
+    cache, seen = ContextCache(window, n_block=3), 0
+    for size in sizes:
+        cache.append(rows(seen, size), rows(seen, size))
+        seen += size
+    assert sorted(kept_positions(cache, 3)) == list(range(seen))[-window:]
+
+
+def test_a_snapshot_does_not_serve_for_more_rows_than_it_has() -> None:
+    cache = ContextCache(None, n_block=3)
+    cache.append(rows(0, 10), rows(0, 10))
+    assert cache.shortened(cache.state(), 11) is None

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from spec_core import Pair, Sampling, generate
+from spec_core import LoadError, Pair, Sampling, generate
 from spec_core.testing import ToyTarget
 from spec_drafters import (
     DFlash2Drafter,
@@ -17,6 +17,7 @@ from spec_drafters import (
     DSparkDrafter,
     Eagle3Drafter,
     HybridDrafter,
+    load_drafter,
 )
 
 from .checkpoints import TinyTarget, write
@@ -98,3 +99,22 @@ def test_a_damaged_drafter_is_parked_when_sampling_too(name: str, tmp_path: Path
         rounds = list(generate(Pair(target, drafter), [1, 2, 3], max_tokens=40, sampling=sampling))
     assert sum(len(r.tokens) for r in rounds) == 40
     assert sum(r.n_drafted > 0 and r.source != "lookup" for r in rounds) == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "setting", "said"),
+    [
+        (LAYOUTS, "deepspec, own ends", {"mask_token_id": 10**9}, "one of the 40 tokens"),
+        (FLASH_LAYOUTS, "keys on top", {"mask_token_id": 40}, "one of the 40 tokens"),
+        (FLASH_LAYOUTS, "keys on top", {"mask_token_id": -1}, "one of the 40 tokens"),
+        (LAYOUTS, "deepspec, own ends", {"target_layer_ids": [-1, 3]}, r"taps layers \(-1, 3\)"),
+        (LAYOUTS, "deepspec, own ends", {"block_size": 10**6}, "must draft 1..1024 tokens a round"),
+    ],
+)
+def test_settings_beyond_the_target_are_refused_before_they_are_used(
+    family: Any, layout: str, setting: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    made = family[layout]()
+    write(tmp_path, made.config | setting, made.tensors)
+    with pytest.raises(LoadError, match=said):
+        load_drafter(tmp_path, TinyTarget())

@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from spec_core import Pair, Sampling, TargetOutput, generate
+from spec_core import Draft, Pair, Sampling, TargetOutput, generate
 from spec_core.testing import ToyDrafter, ToyTarget, check_drafter
 from spec_drafters import HybridDrafter
 
@@ -96,3 +96,17 @@ def test_loads_what_it_goes_in_front_of(tmp_path: Path) -> None:
     drafter = HybridDrafter.load(tmp_path, TinyTarget(), mode="dspark")
     assert isinstance(drafter, HybridDrafter) and drafter.other.name == "dspark"
     assert drafter.taps == drafter.other.taps
+
+
+def test_a_fork_leaves_a_drafter_that_cannot_fork_to_its_first_user() -> None:
+    class Echo(ToyDrafter):
+        def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
+            return Draft(mx.array(self.observed[-cap:], mx.int32), source="echo")
+
+    drafter = HybridDrafter(Echo())
+    drafter.observe([1, 2, 3, 4], NOTHING)
+    fork = drafter.fork()
+    fork.observe([9, 8, 7], NOTHING)
+    assert ask(fork, 5, 2).tokens.tolist() == [8, 7]
+    assert ask(drafter, 5, 2).tokens.tolist() == [3, 4]
+    check_drafter(HybridDrafter(Echo()), vocab_size=12)

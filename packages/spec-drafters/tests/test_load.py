@@ -3,13 +3,14 @@
 import contextlib
 import json
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from spec_core import LoadError
+from spec_core import LoadError, Pair, generate
 from spec_drafters import (
     DFlash2Drafter,
     DFlashDrafter,
@@ -313,6 +314,9 @@ def test_unsupported_algorithms_are_named(tmp_path: Path) -> None:
     layout = LAYOUTS["specforge"]()
     layout.config["rope_parameters"] = {"rope_type": "longrope", "rope_theta": 1e4}
     assert '"linear", "llama3" or "yarn", got "longrope"' in refusal(tmp_path / "d", layout)
+    layout = FLASH_LAYOUTS["z-lab"]()
+    del layout.config["dflash_config"]["target_layer_ids"]  # no formula gives them: sglang#37475
+    assert '[dflash] config.json must hold "target_layer_ids"' in refusal(tmp_path / "z", layout)
     layout = LAYOUTS["deepspec, own ends"]()
     del layout.config["block_size"]
     layout.config["dspark_block_size"] = 5
@@ -412,3 +416,19 @@ def test_norms_confidence_and_log_snr_are_never_quantised(tmp_path: Path) -> Non
     assert drafter.report.n_quantised == 2 * 6 + 1 + 2  # layers, fc, own ends
     assert drafter._chain.confidence is not None
     assert drafter._chain.confidence.weight.shape == (HIDDEN + 8,)
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS["deepspec, own ends"], FLASH2_LAYOUTS["dflash2"]])
+def test_a_loaded_drafter_serves_one_thread_after_another(layout: Any, tmp_path: Path) -> None:
+    made, target = layout(), TinyTarget()
+    write(tmp_path, made.config, made.tensors)
+    pair = Pair(target, load_drafter(tmp_path, target))
+
+    def answer() -> list[int]:
+        return [t for r in generate(pair, [1, 2, 3], max_tokens=30) for t in r.tokens]
+
+    found: list[list[int]] = []
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as pool:
+            found.append(pool.submit(answer).result())
+    assert found == [answer()] * 2

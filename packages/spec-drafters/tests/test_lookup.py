@@ -148,3 +148,11 @@ def test_the_cost_of_a_token_does_not_grow_with_the_context():
 def test_arguments_below_one_are_refused(options):
     with pytest.raises(ValueError, match="must be >= 1, got"):
         LookupDrafter(**options)
+
+
+def test_a_match_that_is_never_measured_cannot_be_asked_for():
+    with pytest.raises(ValueError, match="min_match must be at most 64, got 65"):
+        LookupDrafter(min_match=65)
+    drafter = LookupDrafter(min_match=64)
+    drafter.observe([1, 2] * 100, TargetOutput(mx.zeros((0, 1))))
+    assert drafter.draft(1, 4, sampling=Sampling(), key=mx.random.key(0)).n_drafted == 4

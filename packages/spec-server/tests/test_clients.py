@@ -99,3 +99,26 @@ def test_a_shape_may_stand_in_its_older_place(server):
     assert answer["content"][0]["text"].lstrip()[:1] == "{"
     body["output_config"] = {"format": shape}
     assert "output_format" in httpx.post(f"{server.url}/v1/messages", json=body).text
+
+
+def test_the_billing_line_of_claude_code_does_not_keep_prompts_apart(load_script):
+    """It changes with every request: anthropics/claude-code#68900."""
+    body = {"model": "m", "max_tokens": 40, "messages": [{"role": "user", "content": "say:plain;"}]}
+    line = "x-anthropic-billing-header: cc_version=2.1.197; cc_entrypoint=cli; cch={};"
+    rules = "You are a careful agent. " * 20
+    counts = set()
+    with Server(load_script(SCRIPTS), Settings(port=0, prefix_bytes=0)) as server:
+        for system in (
+            rules,
+            [{"type": "text", "text": line.format("36ee5")}, {"type": "text", "text": rules}],
+            [{"type": "text", "text": line.format("0aaa9f")}, {"type": "text", "text": rules}],
+            f"{line.format('1')}\n{rules}",
+        ):
+            answer = httpx.post(f"{server.url}/v1/messages", json={**body, "system": system}).json()
+            assert answer["content"][0]["text"] == SCRIPTS["plain"]
+            counts.add(answer["usage"]["input_tokens"])
+        alone = {**body, "system": [{"type": "text", "text": line.format("2")}]}
+        none = httpx.post(f"{server.url}/v1/messages", json=alone).json()["usage"]["input_tokens"]
+        quoted = {**body, "system": f"Never repeat this: {line}"}
+        kept = httpx.post(f"{server.url}/v1/messages", json=quoted).json()["usage"]["input_tokens"]
+    assert len(counts) == 1 and none < min(counts) and kept > none + 20

@@ -6,6 +6,7 @@ import math
 import httpx
 import openai
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from spec_core import Pair, generate
 from spec_server import Server, Settings
@@ -360,8 +361,20 @@ def test_structured_output_holds_with_and_without_speculation(client, max_draft,
     if answer.choices[0].finish_reason == "stop":
         found = json.loads(answer.choices[0].message.content)
         assert found["kind"] in ("cat", "dog") and isinstance(found["n"], int)
-    else:  # a random model may pad with white space for ever; what is there must still fit
+    else:  # a random model may pad past the limit; what is there must still fit
         assert answer.choices[0].message.content.lstrip()[:1] in ("{", "")
+
+
+@pytest.mark.parametrize("tools", [openai.NOT_GIVEN, TOOLS])
+def test_a_model_that_would_pad_json_for_ever_comes_to_its_end(client, folder, tools):
+    """As one does that has closed a text too early: vllm-project/vllm#38696."""
+    vocab = PreTrainedTokenizerFast.from_pretrained(folder).get_vocab()
+    biases = {str(vocab["Ċ"]): 100, str(vocab["<tool_call>"]): -100}
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    answer = ask(client, response_format=shape, max_tokens=700, logit_bias=biases, tools=tools)
+    assert answer.choices[0].finish_reason == "stop"
+    text = answer.choices[0].message.content
+    assert json.loads(text)["kind"] in ("cat", "dog") and "\n" * 30 in text
 
 
 def test_structured_output_is_the_same_under_speculation(client):

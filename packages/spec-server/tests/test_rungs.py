@@ -5,7 +5,7 @@ import pytest
 
 from spec_core import FixedCap, Pair
 from spec_core.testing import ToyDrafter
-from spec_drafters import LookupDrafter
+from spec_drafters import DraftModelDrafter, LookupDrafter
 from spec_server import Served, Server, Settings
 from spec_server.prefix import Rungs
 from spec_targets import MlxTarget, load_target
@@ -100,3 +100,35 @@ def test_rungs_thin_out_within_their_share(folder):
     none.add(cache)
     assert none.by_length == {}
     assert Rungs(object(), 2**30).add(cache) is None
+
+
+def test_a_small_model_reads_a_conversation_once(folder):
+    """As the target does: jundot/omlx#1441."""
+    rows = []
+
+    def drafting(target):
+        small, _ = target_of(folder, "qwen3")
+        for name in ("prefill", "verify"):
+            forward = getattr(small, name)
+
+            def counted(tokens, *args, forward=forward, **more):
+                rows.append(len(tokens))
+                return forward(tokens, *args, **more)
+
+            setattr(small, name, counted)
+        return DraftModelDrafter(small, target)
+
+    def read(server, prompt):
+        rows.clear()
+        text, n_cached = complete(server, prompt)
+        return text, n_cached, sum(rows)
+
+    prompts = (FIRST, [*FIRST, 5, 6, 7], SECOND)
+    with Server(loader(folder, "qwen3", lookup), Settings(port=0, prefix_bytes=0)) as server:
+        cold = [complete(server, prompt)[0] for prompt in prompts]
+    with Server(loader(folder, "qwen3", drafting), Settings(port=0)) as server:
+        answers = [read(server, prompt) for prompt in prompts]
+    assert [text for text, _, _ in answers] == cold
+    assert answers[0][2] > 1000
+    for _, n_cached, n_read in answers[1:]:
+        assert n_cached >= 1000 and n_read < 300

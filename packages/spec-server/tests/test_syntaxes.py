@@ -99,6 +99,27 @@ def test_a_call_whose_opening_mark_is_missing_is_read(name, chunk):
     assert split(name, unknown, chunk) == ([], unknown)
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (r"\d+\.\w*", r"\d+\.\w*"),
+        (r"a\\b\ c", r"a\b\ c"),
+        ("one\ntwo\t3", "one\ntwo\t3"),
+        (r"\n\"", '\n"'),
+    ],
+)
+def test_what_models_leave_unescaped_in_json_is_mended(written, meant):
+    """A pattern or lines of code in an argument lost the call: ml-explore/mlx-lm#899."""
+    for text in (
+        f'<tool_call>{{"name": "get", "arguments": {{"city": "{written}"}}}}</tool_call>',
+        f'<tool_call>{{"name": "get", "arguments": {{"city": "{written}", "n": 3}}}}</tool_call>',
+    ):
+        ((name, arguments),), rest = split("json_tools", text, 7)
+        assert (name, arguments["city"], rest) == ("get", meant, "")
+    ((name, arguments),), _ = split("mistral", f'[TOOL_CALLS]get[ARGS]{{"city": "{written}"}}', 7)
+    assert arguments["city"] == meant
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_damaged_call_is_a_call_or_text(name):
     rng = random.Random(name)

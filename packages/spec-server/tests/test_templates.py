@@ -104,3 +104,31 @@ def test_the_start_token_comes_once_on_every_route(with_template, load_tiny, wri
             post(server, "/v1/completions", prompt=prompt, max_tokens=1)
         assert [p.count(raw.token_to_id(start)) for p in prompts] == [1] * 5
         assert all(p[0] == raw.token_to_id(start) for p in prompts)
+
+
+def test_variables_of_the_template_reach_it_and_others_are_refused(with_template, load_script):
+    """As `preserve_thinking` of Qwen 3.6: QwenLM/Qwen3.8#112, ml-explore/mlx-lm#1803."""
+    path = with_template(
+        "{% if add_generation_prompt %}",
+        "{% if preserve_thinking %}KEEP {{ tone }}{% endif %}{% if add_generation_prompt %}",
+    )
+    messages = [{"role": "user", "content": "say:a;"}]
+    with Server(load_script(SCRIPTS, path), Settings(port=0)) as server:
+
+        def count(**variables):
+            answer = post(server, CHAT, messages=messages, chat_template_kwargs=variables)
+            assert answer["choices"][0]["message"]["content"] == SCRIPTS["a"]
+            return answer["usage"]["prompt_tokens"]
+
+        plain = count()
+        assert count(preserve_thinking=False) == count(tone=None) == plain
+        assert plain < count(preserve_thinking=True) < count(preserve_thinking=True, tone="dry")
+        assert count(preserve_thinking=True, enable_thinking=False) > count(preserve_thinking=True)
+        for wrong in (
+            {"thinking_mode": "on"}, {"messages": "x"}, {"add_generation_prompt": False},
+            {"a.b": 1}, {"": 1}, {"tone": ["dry"]}, {"enable_thinking": "no"},
+        ):  # fmt: skip
+            body = {"model": "m", "messages": messages, "chat_template_kwargs": wrong}
+            answer = httpx.post(f"{server.url}{CHAT}", json=body)
+            error = answer.json()["error"]
+            assert answer.status_code == 400 and error["param"].startswith("chat_template_kwargs")

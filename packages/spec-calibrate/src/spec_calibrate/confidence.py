@@ -118,7 +118,8 @@ def expected_calibration_error(
 def evaluate(samples: Sequence[Sample]) -> Evaluation:
     """Expected calibration error before and after, the latter on samples not fitted to."""
     accepted = [s.accepted for s in samples]
-    before = expected_calibration_error([s.confidence for s in samples], accepted)
+    stated = [s.confidence if 0.0 <= s.confidence <= 1.0 else 0.5 for s in samples]
+    before = expected_calibration_error(stated, accepted)
     halves = (samples[::2], samples[1::2])
     probabilities: list[float] = []
     happened: list[bool] = []

@@ -74,7 +74,7 @@ class CapController:
             calibrating without.
 
     Raises:
-        ValueError: max_draft is negative.
+        ValueError: max_draft is negative, or a rate outside 0..1.
     """
 
     def __init__(
@@ -89,6 +89,8 @@ class CapController:
         if self._max_draft < 0:
             raise ValueError(f"[controller] max_draft must be >= 0, got {self._max_draft}.")
         rates = tuple(acceptance if acceptance is not None else curves.acceptance)
+        if not all(0.0 <= rate <= 1.0 for rate in rates):
+            raise ValueError(f"[controller] Acceptance rates must be in 0..1, got {rates}.")
         self._prior = rates or (TYPICAL_ACCEPTANCE,)
         self._costs = LiveCosts()
         self._sources: dict[str, SourceHistory] = {}

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+_DAY_S = 86400
+_MOST_DRAFTS = 4096  # a round; what works with curves keeps lists of that length
 _KNEE_SHARE = 0.1  # a bend below this share of the curve's rise is not a knee
 
 
@@ -22,10 +24,10 @@ class Curve:
 
     Attributes:
         at: Widths, caps or depths, ascending, at least one.
-        seconds: Cost at each of them, not negative.
+        seconds: Cost at each of them, from 0 to a day.
 
     Raises:
-        ValueError: the lengths differ, `at` does not ascend, or a cost is negative or not finite.
+        ValueError: the lengths differ, `at` does not ascend, or a cost is outside that.
     """
 
     at: tuple[int, ...]
@@ -39,8 +41,8 @@ class Curve:
             )
         if any(b <= a for a, b in pairwise(self.at)):
             raise ValueError(f"[curves] A curve's places must ascend, got {self.at}.")
-        if not all(0 <= s < float("inf") for s in self.seconds):
-            raise ValueError(f"[curves] Costs must be finite and >= 0, got {self.seconds}.")
+        if not all(0 <= s <= _DAY_S for s in self.seconds):
+            raise ValueError(f"[curves] Costs must be in 0..{_DAY_S} seconds, got {self.seconds}.")
 
     def __call__(self, x: float) -> float:
         """Cost at x in seconds; level before the first place, the last slope after the last one."""
@@ -117,9 +119,9 @@ class Curves:
             raise ValueError(f"[curves] Acceptance rates must be in 0..1, got {self.acceptance}.")
         if not all(0 < t < float("inf") for t in self.temperatures):
             raise ValueError(f"[curves] Temperatures must be > 0, got {self.temperatures}.")
-        if min((self.max_draft, *self.blocks.values())) < 0:
+        if not all(0 <= n <= _MOST_DRAFTS for n in (self.max_draft, *self.blocks.values())):
             raise ValueError(
-                "[curves] max_draft and blocks must be >= 0, got "
+                f"[curves] max_draft and blocks must be in 0..{_MOST_DRAFTS}, got "
                 f"{self.max_draft} and {dict(self.blocks)}."
             )
 
@@ -186,12 +188,12 @@ class Curves:
                 draft={s: Curve.from_ms(curve) for s, curve in value["draft_ms"].items()},
                 overhead_s=value["overhead_ms"] / 1e3,
                 acceptance=tuple(value["acceptance"]),
-                noise=value["noise"],
+                noise=1.0 * value["noise"],
                 max_draft=operator.index(value["max_draft"]),
-                temperatures=tuple(value["temperatures"]),
+                temperatures=tuple(1.0 * t for t in value["temperatures"]),
                 blocks={source: operator.index(n) for source, n in value["blocks"].items()},
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(
                 f"[curves] Stored curves must have the form of `Curves.to_dict`, got a fault at "
                 f"{type(error).__name__}: {error}."

@@ -142,7 +142,9 @@ class _Measurement:
         return {
             source: n
             for source, n in self.given.items()
-            if 0 < n < self.max_draft and draft[source].seconds[-1] > _FREE * plain_s
+            if source in draft
+            and 0 < n < self.max_draft
+            and draft[source].seconds[-1] > _FREE * plain_s
         }
 
     def share(self, part: str) -> float:
@@ -277,7 +279,7 @@ class _Measurement:
             draft = drafter.draft(tokens[0], cap, sampling=Sampling(), key=mx.random.key(cap))
             host_ints(draft.tokens)  # sync: the work to be timed
             elapsed = self.clock() - start
-            source = draft.source or drafter.name
+            source = draft.source or drafter.name  # as the loop has it
             sources.append(source)
             self.given[source] = max(self.given.get(source, 0), draft.n_drafted)
             return elapsed

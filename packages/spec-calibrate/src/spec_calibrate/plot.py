@@ -127,9 +127,7 @@ def _draw_draft(axes: Any, curves: Curves) -> None:
     if not curves.draft:
         axes.text(0.5, 0.5, "no drafter", transform=axes.transAxes, ha="center", color=_GREY)
         return
-    for (source, curve), colour in zip(
-        curves.draft.items(), (_ORANGE, _GREEN, _BLUE), strict=False
-    ):
+    for (source, curve), colour in zip(curves.draft.items(), _SOURCES, strict=False):
         caps = list(range(1, max(curves.max_draft, 1) + 1))
         axes.plot(caps, [curve(c) * 1e3 for c in caps], "o-", color=colour, label=source)
     axes.axhline(curves.overhead_s * 1e3, color=_GREY, linestyle="--", label="overhead of the loop")

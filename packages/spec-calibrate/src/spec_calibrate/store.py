@@ -8,6 +8,7 @@ of the same measurement. Knows nothing about how curves are measured.
 
 import contextlib
 import json
+import math
 import os
 import tempfile
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ SCHEMA = 1
 """Version of the files' layout; a file of another version is a miss."""
 
 _LARGEST = 1 << 20  # bytes; no calibration comes near
+_NAMES = "[0-9a-f]" * 20 + ".json"  # a folder may hold other files, which are not ours to delete
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,12 @@ class Stored:
 
     @property
     def age_s(self) -> float:
-        """Seconds since they were measured; 0 where that cannot be told."""
+        """Seconds since they were measured; infinite where no clock tells, as after a jump back."""
         try:
-            return (datetime.now(UTC) - datetime.fromisoformat(self.created)).total_seconds()
+            age_s = (datetime.now(UTC) - datetime.fromisoformat(self.created)).total_seconds()
         except (ValueError, TypeError):
-            return 0.0
+            return math.inf
+        return age_s if age_s >= 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class Store:
     def entries(self) -> list[Entry]:
         """All files of the store, usable or not, by name."""
         found: list[Entry] = []
-        for path in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []:
+        for path in sorted(self.folder.glob(_NAMES)) if self.folder.is_dir() else []:
             try:
                 value = _read(path)
                 Curves.from_dict(value["curves"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from spec_core.errors import StateError
 from spec_core.guide import Guide
 from spec_core.loop import Run
 from spec_core.pair import Pair
@@ -91,8 +92,19 @@ class Batch:
 
         Returns:
             What came of it: rounds, and for rows that failed their error. A row whose round has a
-            finish reason, or that failed, still holds its cache until `remove`.
+            finish reason, or that failed, still holds its cache: `remove` it before the next step.
+
+        Raises:
+            StateError: a row that ended is still there.
         """
+        if any(row.ended for row in self.rows):
+            raise StateError("[batch] A row that ended must be removed before the next step.")
+        outcomes = self._step()
+        for row, outcome in outcomes:
+            row.ended = isinstance(outcome, Exception) or outcome.finish_reason is not None
+        return outcomes
+
+    def _step(self) -> Outcomes:
         outcomes = self._prefill() if self._waiting else []
         started = {id(row) for row, _ in outcomes}
         running = [row for row in self._running if id(row) not in started]

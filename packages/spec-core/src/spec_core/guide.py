@@ -4,6 +4,7 @@ A guide is part of the distribution that is reproduced: drafts are accepted agai
 logits, so structured output is as lossless under speculation as without it.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -43,7 +44,7 @@ class TokenBias:
         vocab_size: V.
 
     Raises:
-        ValueError: an id is outside the vocabulary.
+        ValueError: an id is outside the vocabulary, or a bias is NaN or infinity (-inf forbids).
     """
 
     fixed = True
@@ -52,6 +53,9 @@ class TokenBias:
         wrong = next((t for t in biases if not 0 <= t < vocab_size), None)
         if wrong is not None:
             raise ValueError(f"[bias] Token ids must be in 0..{vocab_size - 1}, got {wrong}.")
+        endless = next((b for b in biases.values() if not b < math.inf), None)
+        if endless is not None:
+            raise ValueError(f"[bias] Biases must be numbers or -inf, got {endless}.")
         row = mx.zeros((vocab_size,))
         if biases:
             row[mx.array(list(biases), mx.int32)] = mx.array(list(biases.values()), mx.float32)

@@ -33,12 +33,26 @@ class Lender:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.user: object | None = None
+        self._back: Drafter | None = None
 
     def lend(self) -> Drafter:
         """A drafter with an empty context."""
-        if isinstance(self.drafter, Forkable):
+        if not isinstance(self.drafter, Forkable):
+            return _Lent(self)
+        back, self._back = self._back, None
+        if back is None:
             return self.drafter.fork()
-        return _Lent(self)
+        back.reset()
+        return back
+
+    def take_back(self, drafter: Drafter) -> None:
+        """Keep a drafter whose sequence has ended well for the next one: the latest, and only one.
+
+        A small model goes on from where two sequences part. Contexts of drafters with taps are kept
+        by whoever keeps the target's state.
+        """
+        if not drafter.taps and isinstance(self.drafter, Forkable):
+            self._back = drafter
 
 
 class _Lent:

@@ -10,6 +10,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -24,6 +25,8 @@ from spec_core.request import Request
 from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_row, target_probs
 from spec_core.step import HEADER, NO_DRAFTS, Forwarded, Outcome, Step, n_bad_rows
 from spec_core.types import Draft, FinishReason, Round, RoundKind, TargetOutput
+
+CLEAR_EVERY = 256  # tokens: a cache that grows leaves buffers that nothing fits into again
 
 
 def generate(
@@ -53,7 +56,8 @@ def generate(
         stop_ids: Ids that end the text; the tokenizer's without.
         stop_strings: Strings that end the text, cut just before them; need a tokenizer.
         cache: A cache of this target that already holds the first `cache.offset` ids of the prompt
-            (and a drafter that has observed exactly those). A new one without.
+            (and a drafter that has observed exactly those). A new one without. A round that broke
+            off, by an error or Ctrl-C, may have committed what it did not yield: drop its cache.
         prefill_chunk: Prompt ids per forward; chunks end at multiples of it.
         on_prefill: Called with (ids done, ids in all) after each chunk.
         with_logits: Keep each round's target logits on it.
@@ -65,7 +69,8 @@ def generate(
     Raises:
         SpecError: the prompt is empty, too long, or holds an id outside the vocabulary.
         NumericsError: the target's logits are not numbers.
-        ValueError: a setting is outside its range.
+        ValueError: a setting is outside its range, or a draft breaks the contract.
+        TypeError: a prompt id is no whole number.
     """
     request = Request(
         pair, prompt, max_tokens, sampling or Sampling(), stop_ids, stop_strings, prefill_chunk
@@ -95,9 +100,8 @@ class Run:
             cap = FixedCap(self.max_draft)
         self.cap = cap
         self.asked: int | None = None  # what the cap said for the next round
+        self.is_new = cache is None  # a sequence that the drafter has not begun
         self.cache = cache if cache is not None else self.target.make_cache()
-        if cache is None and self.drafter is not None:
-            self.drafter.reset()
         self.with_logits = with_logits
         self.guide = guide
         self.on_prompt_logits = on_prompt_logits
@@ -156,6 +160,10 @@ class Run:
     def prefill(self) -> Iterator[Round | None]:
         """Forward the prompt chunk by chunk; yields None between chunks and the first round."""
         prompt, size = self.request.prompt, self.request.prefill_chunk
+        if self.on_prompt_logits is not None:
+            size = min(size, self.request.pair.max_block or size)
+        if self.is_new and self.drafter is not None:
+            self.drafter.reset()
         start, self.since = self.cache.offset, time.perf_counter()
         if start >= len(prompt):
             raise SpecError(
@@ -201,7 +209,20 @@ class Run:
                 f'[draft] Drafter "{self.drafter.name}" must propose at most {cap} tokens, '
                 f"got {draft.n_drafted}."
             )
-        return draft
+        n, probs, confidence = draft.n_drafted, draft.probs, draft.confidence
+        if (
+            draft.tokens.ndim != 1
+            or not mx.issubdtype(draft.tokens.dtype, mx.integer)
+            or (probs is not None and probs.shape != (n, self.target.vocab_size))
+            or (confidence is not None and confidence.shape != (n,))
+        ):
+            raise ValueError(
+                f'[draft] Drafter "{self.drafter.name}" must give K whole numbers, (K, '
+                f"{self.target.vocab_size}) probs or None, and K confidences or None, got "
+                f"{draft.tokens.shape} of {draft.tokens.dtype}, {getattr(probs, 'shape', None)} "
+                f"and {getattr(confidence, 'shape', None)}."
+            )
+        return draft if draft.source else replace(draft, source=self.drafter.name)
 
     def plain_steps(self) -> Iterator[Round]:
         """Steps of one row, each enqueued before the one before it is read."""
@@ -332,6 +353,8 @@ class Run:
             counts = self.seen.answer.at[mx.array(tokens, mx.int32)].add(1.0)
             self.seen = Seen(self.seen.prompt, counts)
         self.anchor = tokens[-1]
+        if self.n_emitted // CLEAR_EVERY < (self.n_emitted + n_keep) // CLEAR_EVERY:
+            mx.clear_cache()
         self.n_emitted += n_keep
         now = time.perf_counter()
         elapsed_s, self.since = now - self.since, now

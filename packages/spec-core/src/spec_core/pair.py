@@ -26,12 +26,18 @@ class Pair:
     def max_draft(self) -> int:
         """Most drafts of a round: the drafter's own, cut to what the target verifies at once.
 
-        A target says how many rows that is in `max_block`, if it has a limit (spec-targets: in
-        exact mode on a GPU). 0 without a drafter.
+        0 without a drafter.
         """
         most = self.drafter.max_draft if self.drafter is not None else 0
-        room = getattr(self.target, "max_block", None)
-        return most if room is None else min(most, room - 1)
+        return most if self.max_block is None else min(most, self.max_block - 1)
+
+    @property
+    def max_block(self) -> int | None:
+        """Most rows that the target verifies at once, which it says in a member of this name.
+
+        None where it has no limit (spec-targets has one in exact mode on a GPU).
+        """
+        return getattr(self.target, "max_block", None)
 
 
 def load_pair(
@@ -47,7 +53,8 @@ def load_pair(
     Args:
         model: A checkpoint folder or a hub id.
         drafter: The drafter's folder or hub id; without it the mode decides.
-        mode: "baseline" for no drafter, "auto" for the best known one, or a drafter's name.
+        mode: "baseline" for no drafter, "auto" for the best known one, or another mode of the
+            drafter's loader (spec-drafters: `load_drafter`).
         target_options: Passed on to the target's loader (spec-targets: `load_target`).
         drafter_options: Passed on to the drafter's loader (spec-drafters: `load_drafter`).
 

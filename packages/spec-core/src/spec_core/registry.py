@@ -29,8 +29,7 @@ def load(group: str, name: str) -> Any:
     found = [entry for entry in entry_points(group=group) if entry.name == name]
     if not found:
         raise LoadError(_unknown(group, name))
-    distributions = {entry.value for entry in found}
-    if len(distributions) > 1:
+    if len({entry.value for entry in found}) > 1:
         raise LoadError(
             f'[registry] "{name}" must be claimed by one distribution, got '
             f"{', '.join(sorted(_origin(e) for e in found))}. Uninstall all but one."

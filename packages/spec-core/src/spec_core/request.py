@@ -1,6 +1,7 @@
 """A checked request: what to continue, how to draw, when to end. Knows nothing about rounds."""
 
 from collections.abc import Sequence
+from operator import index
 
 from spec_core.errors import SpecError
 from spec_core.pair import Pair
@@ -27,7 +28,7 @@ class Request:
                 raise SpecError("[generate] A text prompt needs a tokenizer. Pass ids instead.")
             prompt = tokenizer.encode(prompt)
         self.pair = pair
-        self.prompt = [int(token) for token in prompt]
+        self.prompt = _whole(prompt)
         self.sampling = sampling
         self.prefill_chunk = prefill_chunk
         self.max_tokens = min(max_tokens, _room(pair, self.prompt))
@@ -43,6 +44,14 @@ class Request:
             self.text = TextStream(tokenizer.decode, stop_strings, self.prompt[-4:])
         elif stop_strings:
             raise SpecError("[generate] Stop strings need a tokenizer. Use stop_ids instead.")
+
+
+def _whole(prompt: Sequence[int]) -> list[int]:
+    """The ids as Python integers, whatever whole numbers they came as."""
+    try:
+        return [index(token) for token in prompt]
+    except TypeError as error:
+        raise TypeError(f"[generate] Prompt ids must be whole numbers, but {error}.") from None
 
 
 def _room(pair: Pair, prompt: list[int]) -> int:

@@ -47,6 +47,7 @@ class Row:
     solo: Iterator[Round] | None = None
     shared: RowCache | None = None  # what it shows for a cache while it is part of a batch
     lost: bool = False  # its cache went down with a forward
+    ended: bool = False  # finished or failed
 
     @property
     def stopped_by(self) -> str | None:

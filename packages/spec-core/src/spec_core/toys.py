@@ -65,6 +65,7 @@ class ToyTarget:
         self.table = scale * mx.random.normal((vocab_size, vocab_size, vocab_size), key=keys[0])
         self._embedding = mx.random.normal((vocab_size, self.hidden_size), key=keys[1])
         self._head = mx.random.normal((self.hidden_size, vocab_size), key=keys[2])
+        mx.eval(self.table, self._embedding, self._head)  # data, so any thread may read it
 
     def make_cache(self) -> ToyCache:
         """An empty cache."""
@@ -129,6 +130,7 @@ class ToyDrafter:
         self.max_draft = max_draft
         self.taps = taps
         self.table = mx.random.normal((vocab_size, vocab_size), key=mx.random.key(seed))
+        mx.eval(self.table)  # data, so any thread may read it
         self.observed: list[int] = []
 
     def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:

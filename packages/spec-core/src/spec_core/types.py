@@ -23,7 +23,7 @@ class Draft:
         probs: Draft probabilities q, shape (K, V), float32, each row the distribution that its
             token was drawn from. None when the drafter is deterministic (q is one-hot).
         confidence: Estimated probability that each draft is accepted, shape (K,), float32, or None.
-        source: Who proposed, as shown in statistics ("lookup", "dspark").
+        source: Who proposed, as shown in statistics ("lookup"); the drafter's name if empty.
     """
 
     tokens: mx.array

@@ -21,8 +21,18 @@ def read_header(path: Path) -> dict[str, Any]:
     """What a safetensors file says it holds: the format's entry of each tensor. Reads no data.
 
     Raises:
-        LoadError: it is something else, cut short, or names a tensor twice.
+        LoadError: it cannot be read, is something else, cut short, or names a tensor twice.
     """
+    try:
+        return _read(path)
+    except OSError as error:  # a link to nowhere, a folder
+        raise LoadError(
+            f'[load] "{path.name}" must be a file that can be read, got: {error.strerror}. '
+            "Download it again."
+        ) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(64)

@@ -185,7 +185,7 @@ def check_fit(head: HeadConfig, target: Target) -> None:
     """Refuse a head that was made for another target.
 
     Raises:
-        LoadError: depth, width or vocabulary differ, or the target cannot be tapped.
+        LoadError: depth or vocabulary differ, or the target cannot be tapped.
     """
     where = head.family
     check_taps(where, head.taps, head.n_target_layers, target)
@@ -193,4 +193,9 @@ def check_fit(head: HeadConfig, target: Target) -> None:
         raise LoadError(
             f"[{where}] Drafter and target must share a vocabulary, got {head.vocab_size} and "
             f"{target.vocab_size} tokens. Use the drafter made for this target."
+        )
+    if not 0 <= head.mask_id < target.vocab_size:  # MLX does not check bounds
+        raise LoadError(
+            f'[{where}] "mask_token_id" must be one of the {target.vocab_size} tokens of the '
+            f"target, got {head.mask_id}. Use the drafter made for this target."
         )

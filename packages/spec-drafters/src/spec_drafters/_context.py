@@ -113,16 +113,18 @@ class ContextCache:
         return ContextCache(self._window, self._n_block)
 
     def reset(self) -> None:
-        """Forget all rows; keeps the buffer."""
+        """Forget all rows, and the buffer: writes may wait in it that only this thread can do."""
         self.n_rows = 0
+        self._keys = self._values = None
 
     def state(self) -> ContextState:
         """A snapshot that later writes do not change (the first of them copies the buffer)."""
         return ContextState(self.n_rows, _alias(self._keys), _alias(self._values))
 
     def shortened(self, state: ContextState, n_rows: int) -> ContextState | None:
-        """The snapshot with its first rows alone; None once rows have left the window."""
-        if n_rows < state.n_rows and self._window is not None and state.n_rows > self._window:
+        """The snapshot with its first rows alone; None where they are not all there."""
+        left_window = self._window is not None and state.n_rows > self._window
+        if n_rows > state.n_rows or (n_rows < state.n_rows and left_window):
             return None
         return replace(state, n_rows=n_rows)
 
@@ -200,6 +202,7 @@ class ContextBody:
         """Forget the context."""
         for cache in self._caches:
             cache.reset()
+        self._unflushed = False
 
     def state(self) -> BodyState:
         """A snapshot of the context."""
@@ -221,7 +224,8 @@ def _grown(old: mx.array | None, like: mx.array, n_rows: int, n_used: int) -> mx
     _, n_kv, _, head_dim = like.shape
     new = mx.zeros((1, n_kv, n_rows, head_dim), like.dtype)
     if old is not None:
-        new[:, :, :n_used] = old[:, :, :n_used]
+        n_held = min(n_used, old.shape[2])  # skipped rows are counted, and were never written
+        new[:, :, :n_held] = old[:, :, :n_held]
     return new
 
 

@@ -88,17 +88,16 @@ def read_eagle(config: Config, shapes: Shapes, depth: int) -> EagleConfig:
     wrapped = is_speculators(config)
     body: Config = (config.get("transformer_layer_config") or {}) if wrapped else config
     prefix = "midlayer" if "midlayer.hidden_norm.weight" in shapes else "layers.0"
-    _one_layer(body, shapes)
+    _one_layer(shapes)
     gemma = f"{prefix}.pre_feedforward_layernorm.weight" in shapes
     width = _needed(body, "hidden_size")
     n_heads = _needed(body, "num_attention_heads")
     q_rows = shapes.get(f"{prefix}.self_attn.q_proj.weight", (width,))[0]
     head_dim = q_rows // n_heads
     k_rows = shapes.get(f"{prefix}.self_attn.k_proj.weight", (q_rows,))[0]
-    factor = 0.25 if gemma else 1.0
     rope = read_rope(body, head_dim, default_theta=1e4, where="eagle3")
     if gemma:
-        rope = Rope(rope.theta, rope.dims, n_pairs=int(factor * head_dim / 2))
+        rope = Rope(rope.theta, rope.dims, n_pairs=int(0.25 * head_dim / 2))
     taps, packaging = _taps(config, wrapped, depth)
     return EagleConfig(
         packaging=packaging,
@@ -126,7 +125,7 @@ def read_eagle(config: Config, shapes: Shapes, depth: int) -> EagleConfig:
     )
 
 
-def _one_layer(body: Config, shapes: Shapes) -> None:
+def _one_layer(shapes: Shapes) -> None:
     layers = {name.split(".")[1] for name in shapes if name.startswith("layers.")}
     n_layers = max(len(layers), 1)
     if n_layers > 1:

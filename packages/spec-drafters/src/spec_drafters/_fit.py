@@ -10,6 +10,12 @@ def check_taps(
 ) -> None:
     """Refuse a head whose taps do not fit the target.
 
+    Args:
+        where: Family name that opens messages.
+        taps: Layers it reads, ascending.
+        n_target_layers: Depth of the target it was made for, or None where it does not say.
+        target: The model it is to draft for.
+
     Raises:
         LoadError: the depths differ, or the target cannot be tapped.
     """
@@ -19,7 +25,7 @@ def check_taps(
             f"{target.tap_refusal}. Use lookup or a draft model."
         )
     deep = n_target_layers is not None and n_target_layers != target.n_layers
-    if deep or taps[-1] >= target.n_layers:
+    if deep or taps[0] < 0 or taps[-1] >= target.n_layers:
         made_for = "its target" if n_target_layers is None else f"a {n_target_layers}-layer target"
         raise LoadError(
             f"[{where}] Checkpoint taps layers {taps} of {made_for}, got a target with "

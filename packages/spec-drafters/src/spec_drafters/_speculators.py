@@ -17,14 +17,12 @@ _BACKBONE = (
     "intermediate_size",
     "num_attention_heads",
 )
-_COPIED = ("block_size", "mask_token_id", "markov_rank", "markov_head_type", "draft_vocab_size")
+_COPIED = ("block_size", "mask_token_id", "markov_rank", "markov_head_type")
 _OPTIONAL = (
     "final_logit_softcapping",
     "output_multiplier",
     "input_embedding_scale",
-    "conv_kernel_size",
     "conv_group_size",
-    "selector_rank",
     "selector_top_k",
 )
 SUPPORTED = ("dspark", "dflash", "dflash2", "eagle3")
@@ -74,8 +72,7 @@ def translate(config: Mapping[str, Any]) -> tuple[dict[str, Any], Lineage]:
     native.update({k: config[k] for k in _OPTIONAL if config.get(k) is not None})
     native["target_layer_ids"] = native_taps(config.get("aux_hidden_state_layer_ids"), name)
     native["logits_start"] = logits_start(config, int(native["block_size"]))
-    family = "dspark" if name == "dspark" else name
-    return native, Lineage(family, "speculators", _views(config, backbone, name), scaled_rope=True)
+    return native, Lineage(name, "speculators", _views(config, backbone, name), scaled_rope=True)
 
 
 def native_taps(aux: list[int] | None, where: str) -> list[int]:

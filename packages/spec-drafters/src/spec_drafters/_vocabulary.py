@@ -40,25 +40,23 @@ def vocabulary_file(model: Path | str) -> Path:
     return path
 
 
-def check_same_vocabulary(draft: Path, target: Path, *, shared_only: bool = False) -> None:
-    """Refuse two tokenizers that disagree on an id.
+def check_same_vocabulary(draft: Path, target: Path) -> None:
+    """Refuse two tokenizers that disagree on an id. One may lack some, such as tokens added later.
 
     Args:
         draft: The drafter's tokenizer.json.
         target: The target's.
-        shared_only: Pass over ids that one of them lacks, such as tokens added later.
 
     Raises:
         LoadError: they do; the message names the first entry that differs.
     """
     mine, theirs = read_vocabulary(draft), read_vocabulary(target)
-    ids = set(mine) & set(theirs) if shared_only else set(mine) | set(theirs)
-    for token_id in sorted(ids):
-        a, b = mine.get(token_id), theirs.get(token_id)
+    for token_id in sorted(set(mine) & set(theirs)):
+        a, b = mine[token_id], theirs[token_id]
         if a != b:
             raise LoadError(
-                f"[load] Drafter and target must share a vocabulary, got {_shown(a)} and "
-                f"{_shown(b)} for id {token_id}. Use a drafter of the same family, or lookup."
+                f'[load] Drafter and target must share a vocabulary, got "{a}" and "{b}" for id '
+                f"{token_id}. Use a drafter of the same family, or lookup."
             )
 
 
@@ -85,7 +83,3 @@ def read_vocabulary(path: Path) -> dict[int, str]:
             "Download it again."
         ) from error
     return tokens
-
-
-def _shown(token: str | None) -> str:
-    return "no token" if token is None else f'"{token}"'

@@ -159,7 +159,7 @@ class Eagle3Drafter:
     def reset(self) -> None:
         """Forget the context."""
         self._context.reset()
-        self._waiting = None
+        self._waiting, self._unflushed = None, False
 
     def state(self) -> EagleState:
         """A snapshot of the context."""

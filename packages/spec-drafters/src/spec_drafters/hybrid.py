@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core import Draft, Drafter, Sampling, Target, TargetOutput, registry
-from spec_core.lending import Lender
+from spec_core.lending import Forkable, Lender
 from spec_core.protocols import Shortenable
 from spec_drafters.lookup import LookupDrafter
 
@@ -70,6 +70,8 @@ class HybridDrafter:
 
     def fork(self) -> "HybridDrafter":
         """Another one with empty contexts; the other drafter is forked, or used by turns."""
+        if self.other is self._lender.drafter and not isinstance(self.other, Forkable):
+            self.other = self._lender.user = self._lender.lend()
         other = HybridDrafter(self._lender.lend(), self._lookup.fork())
         other._lender = self._lender
         return other

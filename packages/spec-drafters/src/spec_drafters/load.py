@@ -31,6 +31,7 @@ from spec_drafters.lookup import LookupDrafter
 from spec_drafters.pairs import KnownPair, find_pair
 
 MODES = ("auto", "dspark", "dflash", "eagle3", "draft-model", "lookup")
+_MOST_DRAFTS = 1024  # a round; a config.json that says more is damaged
 # Tensors that only heads of other algorithms have, and whose they are.
 _FOREIGN = {
     "mtp.": "a multi-token-prediction layer without a DSpark head",
@@ -179,8 +180,13 @@ def _try_out(drafter: Drafter, target: Target, name: str) -> None:
     """Draft once, so that one that cannot is refused here and not by the first request.
 
     Raises:
-        LoadError: it breaks off.
+        LoadError: it breaks off, or promises more drafts than make sense.
     """
+    if not 1 <= drafter.max_draft <= _MOST_DRAFTS:
+        raise LoadError(
+            f'[load] Drafter "{name}" must draft 1..{_MOST_DRAFTS} tokens a round, got '
+            f"{drafter.max_draft}. Correct its block size, or use lookup or another drafter."
+        )
     prompt = [1, 2, 3]
     try:
         output = target.prefill(prompt, target.make_cache(), taps=drafter.taps)
@@ -237,7 +243,7 @@ def _check_words(folder: Path, target: Target) -> None:
     theirs = getattr(target, "folder", None)
     files = [] if theirs is None else [folder / "tokenizer.json", theirs / "tokenizer.json"]
     if files and all(file.is_file() for file in files):
-        check_same_vocabulary(*files, shared_only=True)
+        check_same_vocabulary(*files)
 
 
 def detect(checkpoint: Checkpoint) -> str:

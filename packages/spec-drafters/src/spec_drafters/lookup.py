@@ -36,7 +36,7 @@ class LookupDrafter:
         min_match: Fewest newest tokens (the anchor included) that must have occurred before.
 
     Raises:
-        ValueError: an argument is below 1.
+        ValueError: an argument is below 1, or min_match above 64: no longer match is measured.
     """
 
     name = "lookup"
@@ -48,6 +48,8 @@ class LookupDrafter:
                 "[lookup] max_draft, short_draft and min_match must be >= 1, got "
                 f"{max_draft}, {short_draft} and {min_match}."
             )
+        if min_match > _DEPTH_LIMIT:
+            raise ValueError(f"[lookup] min_match must be at most {_DEPTH_LIMIT}, got {min_match}.")
         self.max_draft = max_draft
         self._settings = (max_draft, short_draft, min_match)
         self._short = min(short_draft, max_draft)

@@ -74,11 +74,6 @@ def other_heads() -> tuple[OtherHead, ...]:
     return tuple(OtherHead(**entry) for entry in _table()["other"])
 
 
-def aliases() -> dict[str, str]:
-    """Short names of targets."""
-    return dict(_table()["alias"])
-
-
 def find_pair(model: str) -> KnownPair | None:
     """The pair of a target, whatever its quantisation; None for an unknown one.
 

@@ -57,12 +57,14 @@ class Marks:
             no tools were offered, or for a model without.
         in_reasoning: The prompt already opened the reasoning.
         bare: Calls have no marks: an answer that is one JSON object may be a call.
+        harmony: The answer comes in channels; `Harmony` splits it.
     """
 
     think: tuple[str, str] | None = None
     call: tuple[str, str] | None = None
     in_reasoning: bool = False
     bare: bool = False
+    harmony: bool = False
 
 
 class Splitter:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from spec_server.guides import ANY_OBJECT
+from spec_server.guides import ANY_OBJECT, with_bounded_space
 
 Kind = Literal["tagged", "list", "header", "bare"]
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -91,4 +91,4 @@ def _rule(syntax: CallSyntax, i: int, function: dict[str, Any]) -> str:
 
 
 def _json(schema: dict[str, Any], *, spaced: bool = False) -> str:
-    return json.dumps({"x-guidance": _SPACING, **schema} if spaced else schema)
+    return json.dumps({"x-guidance": _SPACING, **schema} if spaced else with_bounded_space(schema))

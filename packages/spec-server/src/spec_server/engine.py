@@ -307,6 +307,8 @@ class Engine:
             self._running.remove(generation)
         try:
             cache = self._batch.remove(generation.row)
+            if keep and self._lender is not None and generation.drafter is not None:
+                self._lender.take_back(generation.drafter)
             if keep and self.prefix.enabled:
                 self.prefix.store(*generation.state(cache))
                 self.metrics.cache_bytes.set(self.prefix.nbytes)

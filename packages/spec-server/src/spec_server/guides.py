@@ -22,6 +22,9 @@ from spec_core.guide import Guide, TokenBias
 from spec_server.jobs import Ask, Budget
 
 ANY_OBJECT = {"type": "object"}
+# Room for a line break and a deep indentation. A model that has closed a text too early finds
+# nothing else allowed that it wants to say, and would pad until the answer's limit.
+_SPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
 
 
 class Grammars:
@@ -59,7 +62,12 @@ def schema_grammar(schema: dict[str, Any]) -> str:
     Raises:
         ValueError: the schema cannot be written as JSON.
     """
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_bounded_space(schema)))
+
+
+def with_bounded_space(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema for llguidance, with an end to the white space between two parts of its JSON."""
+    return {"x-guidance": _SPACE, **schema}
 
 
 def spelled_texts(schema: Any) -> Iterator[str]:

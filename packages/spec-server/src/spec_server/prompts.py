@@ -1,8 +1,9 @@
 """From a conversation to the ids of a prompt: the model's chat template, on the HTTP side.
 
 Nothing a client says is dropped silently: where a template would leave a system message out, it is
-moved to where the template shows it, or the request is refused. Knows nothing about dialects; calls
-come in on worker threads and are served one at a time.
+moved to where the template shows it, or the request is refused. The one exception is a line of
+Claude Code's that is no message (`_addressed`). Knows nothing about dialects; calls come in on
+worker threads and are served one at a time.
 """
 
 import re
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from spec_server import harmony
 from spec_server.answer import Marks
 from spec_server.calls import CallSyntax, call_grammar, term
 from spec_server.errors import PromptTooLong, Refusal
@@ -23,6 +25,11 @@ from spec_server.words import Words, marks_of
 _LONG = 8  # characters per token of the context, beyond which a text is not encoded at once
 _SEAM = 64  # tokens that a cut in a text may add
 _ARGUMENTS = "[ARGS]"  # in newer Mistral vocabularies, between a call's name and its arguments
+_SET_HERE = {
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize",
+    "chat_template", "conversation", "bos_token", "eos_token", "raise_exception", "strftime_now",
+}  # fmt: skip
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 _BARE_CALL = '{"name": function name, "parameters": dictionary of argument name and its value}'
 
 
@@ -40,6 +47,7 @@ class Chat:
         must_call: Tools of which one must be called; empty leaves it to the model.
         one_call: No more than one call.
         schema: What an answer must satisfy that is no call.
+        variables: Further variables of the template, by name.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -50,6 +58,7 @@ class Chat:
     must_call: tuple[str, ...] = ()
     one_call: bool = False
     schema: dict[str, Any] | None = None
+    variables: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +94,16 @@ class Prompter:
         template = getattr(self.words.hf, "chat_template", None)
         self.template = template if isinstance(template, str) else ""
 
+    @cached_property
+    def harmony(self) -> bool:
+        """Whether the model answers in channels, as gpt-oss does."""
+        return harmony.speaks_harmony(self.words.hf.get_vocab(), self.template)
+
     @property
     def think(self) -> tuple[str, str] | None:
         """Marks of the reasoning, or None."""
+        if self.harmony:
+            return harmony.THINK
         if not self.wrapper.has_thinking:
             return None
         return self.wrapper.think_start, self.wrapper.think_end
@@ -95,6 +111,8 @@ class Prompter:
     @property
     def call(self) -> tuple[str, str] | None:
         """Marks of a tool call, or None."""
+        if self.harmony and "tools" in self.template:
+            return harmony.CALL
         if not self.wrapper.has_tool_calling:
             return None
         return self.wrapper.tool_call_start, self.wrapper.tool_call_end
@@ -176,15 +194,19 @@ class Prompter:
             )
         with self._lock:
             self._check_texts(chat)
+            self._check_variables(chat)
             text = self._render_all(chat)
             in_reasoning = self._ends_in_reasoning(text) and not chat.continue_last
             if in_reasoning and chat.thinking is False and self.think is not None:
                 text, in_reasoning = f"{text.rstrip()}\n\n{self.think[1]}\n\n", False
+            if self.harmony and chat.thinking is False and not (chat.tools or chat.continue_last):
+                text += harmony.FINAL
             ids = self._ids(text, self.words.encode_rendered)
             grammar = self._grammar(chat)
         call = self.call if chat.tools else None
         bare = bool(chat.tools) and self.bare_calls
-        return Prompt(ids, Marks(self.think, call, in_reasoning, bare), grammar)
+        marks = Marks(self.think, call, in_reasoning, bare, self.harmony)
+        return Prompt(ids, marks, grammar)
 
     def _ids(self, text: str, encode: Callable[[str], list[int]]) -> tuple[int, ...]:
         """Encode; megabytes take minutes, in which nobody else's prompt is encoded."""
@@ -216,6 +238,21 @@ class Prompter:
             name = tool["function"]["name"]
             for text in spelled_texts(tool["function"].get("parameters")):
                 self._check_text(text, f'{text} of the tool "{name}"', "tools")
+
+    def _check_variables(self, chat: Chat) -> None:
+        """See that the template reads them: what it never looks at would silently do nothing.
+
+        Raises:
+            Refusal: it does not, or the server sets them itself.
+        """
+        for name, _ in chat.variables:
+            known = name.isidentifier() and re.search(rf"\b{name}\b", self.template)
+            if name in _SET_HERE or not known:
+                raise Refusal(
+                    f'"chat_template_kwargs" must name variables of the model\'s chat template, '
+                    f'got "{name[:80]}". Leave it out.',
+                    param="chat_template_kwargs",
+                )
 
     def _check_text(self, text: str, where: str, param: str) -> None:
         if not self._added.search(text):
@@ -254,7 +291,7 @@ class Prompter:
 
     def _render_all(self, chat: Chat) -> str:
         """The first arrangement of system messages that the template shows whole."""
-        messages = list(chat.messages)
+        messages = _addressed(chat.messages)
         problem = ""
         for arrange in (list, _system_first, _system_in_user):
             arranged = arrange(messages)
@@ -272,13 +309,15 @@ class Prompter:
         )
 
     def _render(self, messages: list[dict[str, Any]], chat: Chat) -> str:
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = dict(chat.variables)
         if chat.thinking is not None:
             extra["enable_thinking"] = chat.thinking
         if chat.effort is not None:
             extra["reasoning_effort"] = chat.effort
         if chat.tools:
             extra["tools"] = list(chat.tools)
+        if self.harmony:
+            messages = [_with_thinking(message) for message in messages]
         render = self.wrapper.apply_chat_template
         if chat.continue_last:
             last = messages[-1]["content"].lstrip()
@@ -291,6 +330,31 @@ class Prompter:
         if self.think is None:
             return False
         return text.rstrip().endswith(self.think[0])
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """An earlier call as gpt-oss's template takes it: all that led to it in one field."""
+    if not message.get("tool_calls"):
+        return message
+    texts = (message.get("reasoning_content"), message["content"])
+    message = {name: v for name, v in message.items() if name != "reasoning_content"}
+    return {**message, "content": "", "thinking": "\n\n".join(t for t in texts if t)}
+
+
+def _addressed(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages without Claude Code's billing line, which begins its system prompt.
+
+    It means nothing to a model and is another one in every request, so that no prompt of twenty
+    thousand tokens would begin like the one before.
+    """
+    left: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "system" and _BILLING.match(message["content"]):
+            message = {**message, "content": _BILLING.sub("", message["content"])}
+            if not message["content"]:
+                continue
+        left.append(message)
+    return left
 
 
 def _system_texts(messages: Sequence[dict[str, Any]]) -> list[str]:

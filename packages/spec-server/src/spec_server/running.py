@@ -99,7 +99,12 @@ class Machinery:
 
 
 class Generation:
-    """One job being worked on."""
+    """One job being worked on.
+
+    Attributes:
+        row: Its place in the batch.
+        drafter: Its own.
+    """
 
     row: Row
 
@@ -114,7 +119,7 @@ class Generation:
     ) -> None:
         self.job = job
         self._machinery = machinery
-        self._drafter = drafter
+        self.drafter = drafter
         self._n_cached = hit.n_tokens if hit is not None else 0
         self._rungs = Rungs(
             machinery.served.pair.target, rung_bytes, hit.rungs if hit is not None else None
@@ -137,11 +142,11 @@ class Generation:
         """A chunk of the prompt has been forwarded."""
         self.job.sink(Progress(done, total))
         self._rungs.add(row.run.cache)
-        if self._drafter is not None and self._drafter.taps:
+        if self.drafter is not None and self.drafter.taps:
             rungs = self._rungs.by_length
             before = max(self._drafts, default=0)  # kept with this one, and those at rungs
             self._drafts = {n: d for n, d in self._drafts.items() if n == before or n in rungs}
-            self._drafts[done] = self._drafter.state()
+            self._drafts[done] = self.drafter.state()
 
     def score(self, start: int, logits: mx.array) -> None:
         """Log-probabilities of the prompt's tokens behind each row of a chunk."""
@@ -173,8 +178,8 @@ class Generation:
         n = cache.offset if cache is not None else 0
         tokens = [*self.job.ask.prompt, *self._ids][:n]
         drafts = dict(self._drafts)
-        if self._drafter is not None and self._drafter.taps and self._ids:
-            drafts[n] = self._drafter.state()
+        if self.drafter is not None and self.drafter.taps and self._ids:
+            drafts[n] = self.drafter.state()
         return tokens, cache, drafts, self._rungs.by_length
 
     # -- parts of an event -----------------------------------------------------------------------
@@ -260,7 +265,7 @@ class Generation:
         return self.row.run.request.pair.max_draft
 
     def _drafted_at_all(self) -> bool:
-        return self._drafter is not None and self.job.ask.max_draft != 0
+        return self.drafter is not None and self.job.ask.max_draft != 0
 
 
 def token_logprobs(tokens: Sequence[int], logits: mx.array, n_top: int) -> tuple[TokenInfo, ...]:

@@ -5,7 +5,9 @@ Also checks the tools of a request, and turns calls of earlier turns into what c
 
 import json
 import logging
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from spec_server.answer import ParseCall, ToolCall
@@ -13,6 +15,8 @@ from spec_server.errors import Refusal
 
 _log = logging.getLogger("spec_server")
 
+# A back-slash that begins no escape of JSON, behind any number of escaped ones.
+_LONE = re.compile(r"""(?<!\\)((?:\\\\)*)\\(?!["\\/bfnrtu])""")
 # Whatever a parser of untrusted text may raise; none of it is the client's fault.
 _PARSE_ERRORS = (
     ValueError,
@@ -34,16 +38,34 @@ def call_parser(parse: Callable[..., Any], tools: Sequence[dict[str, Any]]) -> P
         tools: The tools of the request, in the function format of OpenAI.
     """
 
+    def read(body: str) -> list[ToolCall] | None:
+        found = parse(body, list(tools))
+        calls = found if isinstance(found, list) else [found]
+        return [_call(call, tools) for call in calls] or None
+
     def parsed(body: str) -> list[ToolCall] | None:
         try:
-            found = parse(body, list(tools))
-            calls = found if isinstance(found, list) else [found]
-            return [_call(call, tools) for call in calls] or None
+            return read(body)
         except _PARSE_ERRORS as error:
-            _log.warning("[tools] A call could not be read (%s); it stays text.", error)
-            return None
+            problem = error
+        mended = _mended(body)
+        if mended != body:
+            with suppress(*_PARSE_ERRORS):
+                return read(mended)
+        _log.warning("[tools] A call could not be read (%s); it stays text.", problem)
+        return None
 
     return parsed
+
+
+def _mended(body: str) -> str:
+    """A body with what models leave unescaped in JSON: back-slashes of patterns, line breaks."""
+    body = _LONE.sub(r"\1\\\\", body)
+    for start in (0, max(body.find("{"), 0)):  # behind a name, in some syntaxes
+        with suppress(ValueError, RecursionError):
+            whole = json.loads(body[start:], strict=False)
+            return body[:start] + json.dumps(whole, ensure_ascii=False)
+    return body
 
 
 def bare_parser(

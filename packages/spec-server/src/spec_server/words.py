@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from spec_server import harmony
 from spec_targets.tokenizer import with_start
 
 _LATIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -25,7 +26,9 @@ def marks_of(tokenizer: Any) -> list[str]:
     """The marks around reasoning and calls that a spec_targets.HfTokenizer knows."""
     wrapper = tokenizer.wrapper
     names = ("think_start", "think_end", "tool_call_start", "tool_call_end")
-    return [mark for name in names if (mark := getattr(wrapper, name, None))]
+    found = [mark for name in names if (mark := getattr(wrapper, name, None))]
+    vocabulary = wrapper._tokenizer.get_vocab()
+    return [*found, *(mark for mark in harmony.MARKS if harmony.MARKS[1] in vocabulary)]
 
 
 class Words:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spec_server.answer import Marks, Part, Splitter
+from spec_server.harmony import Harmony, parse_call
 from spec_server.jobs import End, Figures, Piece
 from spec_server.logprobs import TextTokens
 from spec_server.prompts import Prompter
@@ -32,11 +33,16 @@ class Reply:
         one_call: bool = False,
     ) -> None:
         parse = bare = None
-        if tools:
+        self._splitter: Splitter | Harmony
+        if tools and not marks.harmony:
             bare = bare_parser(tools, prompter.wrapper.tool_parser)
-        if tools and prompter.wrapper.tool_parser is not None:
-            parse = call_parser(prompter.wrapper.tool_parser, tools)
-        self._splitter = Splitter(marks, parse, bare)
+        parser = parse_call if marks.harmony else prompter.wrapper.tool_parser
+        if tools and parser is not None:
+            parse = call_parser(parser, tools)
+        if marks.harmony:
+            self._splitter = Harmony(parse, in_reasoning=marks.in_reasoning)
+        else:
+            self._splitter = Splitter(marks, parse, bare)
         self._tokens = TextTokens(prompter.words)
         self._one_call = one_call
         self._n_calls = 0
@@ -61,7 +67,7 @@ class Reply:
 
     @property
     def n_reasoning(self) -> int:
-        """Tokens of the reasoning so far, the mark that ends it included."""
+        """Tokens up to the end of the reasoning, its marks included."""
         return self._tokens.n_before(self._splitter.n_reasoned)
 
     def _limited(self, parts: list[Part]) -> list[Part]:

@@ -116,12 +116,6 @@ class ResponseFormat(Strict):
     json_schema: SchemaFormat | None = None
 
 
-class TemplateArguments(Strict):
-    """Variables of the chat template."""
-
-    enable_thinking: bool | None = None
-
-
 class ChatExtension(Extension):
     """What a chat may set beside it."""
 
@@ -162,7 +156,7 @@ class ChatBody(Common):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     enable_thinking: bool | None = None
-    chat_template_kwargs: TemplateArguments | None = None
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
     reasoning_effort: str | None = None
     modalities: list[Literal["text"]] | None = None
     metadata: Texts | None = None
@@ -217,7 +211,8 @@ def chat_wish(body: ChatBody, *, knows_effort: bool) -> ChatWish:
         raise Refusal('"x_spec.by_token" is only for "stream": true.', param="x_spec.by_token")
     limits = [x for x in (body.max_tokens, body.max_completion_tokens) if x is not None]
     tools, forced = _tools(body)
-    thinking, effort = _thinking(body, knows_effort)
+    variables = {k: v for k, v in (body.chat_template_kwargs or {}).items() if v is not None}
+    thinking, effort = _thinking(body, variables, knows_effort)
     chat = Chat(
         tuple(_message(m, f"messages[{i}]") for i, m in enumerate(body.messages)),
         tools,
@@ -226,6 +221,7 @@ def chat_wish(body: ChatBody, *, knows_effort: bool) -> ChatWish:
         must_call=forced,
         one_call=body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool),
         schema=_schema(body),
+        variables=tuple(variables.items()),
     )
     wish = wish_of(
         body,
@@ -304,13 +300,19 @@ def _schema(body: ChatBody) -> dict[str, Any] | None:
     return shape.json_schema.schema_
 
 
-def _thinking(body: ChatBody, knows_effort: bool) -> tuple[bool | None, str | None]:
-    """Whether to reason, and the effort for templates that know it."""
-    effort = body.reasoning_effort
-    variables = body.chat_template_kwargs or TemplateArguments()
+def _thinking(
+    body: ChatBody, variables: dict[str, Any], knows_effort: bool
+) -> tuple[bool | None, str | None]:
+    """Whether to reason, and the effort for templates that know it; taken out of the variables."""
+    effort, own = body.reasoning_effort, variables.pop("enable_thinking", None)
+    if own is not None and not isinstance(own, bool):
+        raise Refusal(
+            f'"chat_template_kwargs.enable_thinking" must be true or false, got {own!r:.40}.',
+            param="chat_template_kwargs",
+        )
     said = {
         "enable_thinking": body.enable_thinking,
-        "chat_template_kwargs": variables.enable_thinking,
+        "chat_template_kwargs": own,
         "reasoning_effort": None if effort is None else effort != "none",
     }
     fields = [name for name, wants in said.items() if wants is not None]

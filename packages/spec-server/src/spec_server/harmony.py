@@ -1,0 +1,147 @@
+"""Splits an answer in gpt-oss's format, where each message of it names its channel.
+
+`<|channel|>analysis<|message|>` begins reasoning, `final` and `commentary` what the user reads, and
+a header with `to=functions.NAME` the arguments of a call. Headers are no part of the answer. Knows
+nothing about dialects.
+
+References:
+    OpenAI, the harmony response format: github.com/openai/harmony.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from spec_server.answer import ParseCall, Part
+
+THINK = ("<|channel|>analysis<|message|>", "<|end|>")
+CALL = ("<|channel|>commentary to=", "<|call|>")
+FINAL = "<|channel|>final<|message|>"
+MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
+_MESSAGE = "<|message|>"
+_OPENS = ("<|channel|>", "<|start|>", "to=")
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+_FUNCTIONS = "functions."  # tools of the request, in whatever channel the model calls them
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_CHANNEL = re.compile(r"<\|channel\|>(\w*)")
+
+
+def speaks_harmony(vocabulary: Iterable[str], template: str) -> bool:
+    """Whether a model answers in channels, from its tokens and its chat template."""
+    return {"<|start|>", "<|channel|>", _MESSAGE} <= set(vocabulary) and FINAL in template
+
+
+def parse_call(text: str, tools: Any = None) -> dict[str, Any]:
+    """A call from its name, `<|message|>` and its arguments; as mlx-lm's parsers do it."""
+    name, _, arguments = text.partition(_MESSAGE)
+    return {"name": name, "arguments": json.loads(arguments) if arguments.strip() else {}}
+
+
+class Harmony:
+    """One answer, in place of a `Splitter`.
+
+    Args:
+        parse: A call by `parse_call`'s text; None when no tools were offered.
+        in_reasoning: The prompt already opened the reasoning.
+    """
+
+    def __init__(self, parse: ParseCall | None = None, *, in_reasoning: bool = False) -> None:
+        self._parse = parse
+        self._state: Literal["header", "reasoning", "text", "call"] = "header"
+        if in_reasoning:
+            self._state = "reasoning"
+        self._held = ""
+        self._n_seen = 0  # characters of the answer; what is held are the last ones
+        self._name = ""  # of the call being gathered
+        self._reasoned = False
+        self.n_reasoned = 0  # characters of the answer up to the end of its reasoning
+
+    def push(self, text: str) -> list[Part]:
+        """Add text; returns the parts that became final."""
+        self._held += text
+        self._n_seen += len(text)
+        parts: list[Part] = []
+        while self._read_header() if self._state == "header" else self._read_body(parts):
+            pass
+        return parts
+
+    def finish(self) -> list[Part]:
+        """The answer has ended; returns what was held back. A header alone says nothing."""
+        parts = self.push("")
+        if self._state == "header" and self._held.lstrip().startswith(_OPENS):
+            return parts
+        self._close(parts, len(self._held))
+        return parts
+
+    # -- one step of the machine; True when there may be another one -------------------------------
+
+    def _read_header(self) -> bool:
+        """Up to a body: who speaks to whom in which channel. Text without a header is text."""
+        seen = self._held.lstrip()
+        if not seen.startswith(_OPENS):
+            if any(mark.startswith(seen) for mark in _OPENS):
+                return False
+            self._state = "text"
+            return True
+        at = self._held.find(_MESSAGE)
+        if at < 0:
+            return False
+        header, self._held = self._held[:at], self._held[at + len(_MESSAGE) :]
+        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        reasons = channel is not None and channel[1] == "analysis"
+        to = recipient[1] if recipient is not None else ""
+        if to.startswith(_FUNCTIONS) or (
+            to not in ("", "user", "all", "assistant") and not reasons
+        ):
+            self._state, self._name = "call", to.removeprefix(_FUNCTIONS)
+        else:
+            self._state = "reasoning" if reasons else "text"
+        return True
+
+    def _read_body(self, parts: list[Part]) -> bool:
+        """Up to the end of a message, or as far as it is known to be no mark."""
+        places = [(at, mark) for mark in _ENDS if (at := self._held.find(mark)) >= 0]
+        if not places:
+            if self._state != "call":
+                self._say(parts, len(self._held) - self._n_of_a_mark())
+            return False
+        at, mark = min(places)
+        self._close(parts, at)
+        self._held = self._held[len(mark) if mark not in _OPENS else 0 :]
+        self._state = "header"
+        return True
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _close(self, parts: list[Part], n: int) -> None:
+        """The message ends after n characters of what is held."""
+        if self._state == "call" and self._parse is not None:
+            calls = self._parse(f"{self._name}{_MESSAGE}{self._held[:n]}")
+            if calls:
+                self._held = self._held[n:]
+                parts += [Part("call", call=call) for call in calls]
+                return
+        self._say(parts, n)
+        if self._state == "reasoning":
+            self._reasoned = True
+
+    def _say(self, parts: list[Part], n: int) -> None:
+        """The first n characters of what is held are final: reasoning, or text."""
+        at = self._n_seen - len(self._held)
+        text, self._held = self._held[:n], self._held[n:]
+        if not text:
+            return
+        if self._state != "reasoning":
+            parts.append(Part("text", text, at=at))
+            return
+        self.n_reasoned = at + len(text)
+        if self._reasoned:  # another message of it
+            text, self._reasoned = f"\n\n{text}", False
+        parts.append(Part("reasoning", text))
+
+    def _n_of_a_mark(self) -> int:
+        """Characters at the end of what is held that may be the beginning of a mark."""
+        start = self._held.rfind("<")
+        tail = self._held[start:] if start >= 0 else ""
+        return len(tail) if tail and any(mark.startswith(tail) for mark in _ENDS) else 0
