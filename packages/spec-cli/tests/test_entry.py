@@ -89,3 +89,20 @@ def test_a_current_folder_that_is_gone_is_told(tmp_path):
     assert (
         done.stderr == "[folder] The current folder must exist, and is gone. Go to another one.\n"
     )
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_stream_does_not_give_its_number_away(closed, tmp_path):
+    """A file of weights got it, and MLX takes 0 for a file that could not be opened."""
+    found = tmp_path / "found"
+    code = f"""
+import os, spec_cli.main, spec_cli.entry
+def opens():
+    number = os.open({str(found)!r}, os.O_WRONLY | os.O_CREAT)
+    os.write(number, b"%d" % number)
+spec_cli.main.main = opens
+os.close({closed})
+spec_cli.entry.main()
+"""
+    run(code)
+    assert int(found.read_text()) > 2

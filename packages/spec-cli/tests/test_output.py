@@ -102,3 +102,21 @@ def test_output_errors_are_errors_a_caller_can_catch(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Full())
     with pytest.raises(SpecError):
         render.end_stream()
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_models_text_commands_no_terminal(monkeypatch):
+    said = "a\x1b]52;c;eA==\x07 \x9b2J\tb\r\n"
+    for kind, shown in (
+        (Terminal, "a\\x1b]52;c;eA==\\x07 \\x9b2J\tb\r\n"),
+        (io.StringIO, said),
+    ):
+        monkeypatch.setattr(sys, "stdout", kind())
+        render.stream(said)
+        assert sys.stdout.getvalue() == shown

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import urllib.request
 
 import pytest
 
+from spec_cli.commands import serve
 from spec_server import Settings
 
 RUN = [sys.executable, "-c", "from spec_cli.entry import main; main()", "serve"]
@@ -131,3 +133,20 @@ def test_hosts_and_origins_that_work_are_taken():
         allowed_hosts=("*", "::1", "host.docker.internal", "10.0.0.1"),
         cors_origins=("*", "null", "http://localhost:3000", "https://a.example", "http://[::1]:1"),
     )
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted"),
+    [
+        ((256, resource.RLIM_INFINITY), 10_240),
+        ((1024, 4096), 4096),
+        ((20_000, 20_000), None),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), None),
+    ],
+)
+def test_it_may_hold_many_connections(monkeypatch, limits, wanted):
+    asked = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: asked.append(pair))
+    serve._raise_file_limit()
+    assert asked == ([] if wanted is None else [(wanted, limits[1])])

@@ -204,3 +204,30 @@ def test_the_stream_ends_at_the_token_that_completes_a_stop_string(words, picks,
             want = decode(tokens)[: min(places)]
             break
     assert "".join(streamed(decode, tokens, stops)) == want
+
+
+@pytest.mark.parametrize("piece", [b"\x80", b""], ids=["bytes of no character", "no text"])
+def test_tokens_without_text_by_the_thousand_are_decoded_a_few_at_a_time(piece):
+    """Such a run held its row, and all rows beside it, for minutes."""
+    words, n_decoded = Bytes(piece, "é".encode()), 0
+
+    def decode(ids):
+        nonlocal n_decoded
+        n_decoded += len(ids)
+        return words.decode(ids)
+
+    text = "".join(streamed(decode, [0] * 2000 + [1]))
+    assert text == words.decode([0] * 2000 + [1]) and n_decoded < 100_000
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=st.lists(st.sampled_from(["é", "😀", "€", "a", "ab "]), max_size=12), data=st.data())
+def test_the_joined_stream_of_broken_bytes_is_the_text(text, data):
+    pieces = [letter.encode() for letter in text]
+    for i in range(len(pieces)):
+        if data.draw(st.booleans()):
+            pieces[i] = data.draw(st.sampled_from([pieces[i][:-1], b"\x80\x80", b"\xf0\x9f"]))
+    single = [bytes([b]) for b in b"".join(pieces)]
+    decode = Bytes(*single).decode
+    tokens = range(len(single))
+    assert "".join(streamed(decode, tokens)) == decode(tokens)

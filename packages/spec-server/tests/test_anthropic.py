@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from spec_server import Server, Settings
+from spec_server.prompts import Chat, Prompter
 
 SCRIPTS = {
     "plain": "Hello there, friend.",
@@ -138,6 +139,36 @@ def test_an_answer_can_be_begun(client):
         messages=[*said("plain"), {"role": "assistant", "content": "Well, "}],
     )  # fmt: skip
     assert answer.content[0].text == SCRIPTS["plain"]
+
+
+@pytest.mark.parametrize("content", ["", " \n", [{"type": "text", "text": ""}]])
+def test_an_answer_that_has_not_begun_is_asked_for_as_without_it(client, content):
+    counted = [
+        client.messages.count_tokens(model="m", messages=messages).input_tokens
+        for messages in (said("plain"), [*said("plain"), {"role": "assistant", "content": content}])
+    ]
+    assert counted[0] == counted[1]
+
+
+def test_white_space_at_the_end_of_the_beginning_stays(scripted):
+    prompter = Prompter(scripted.engine.served.pair.tokenizer, 500)
+    messages = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": " a:\n "})
+    prompt = prompter.chat(Chat(messages, continue_last=True))
+    assert prompter.decode(prompt.ids).endswith("<|im_start|>assistant\n a:\n ")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_that_is_to_be_omitted_has_a_block_without_text(client, stream):
+    asked = {"model": "m", "max_tokens": 99, "messages": said("think")}
+    thinking = {"type": "adaptive", "display": "omitted"}
+    if stream:
+        with client.messages.stream(**asked, thinking=thinking) as events:
+            assert "thinking" not in [event.type for event in events]
+            content = events.get_final_message().content
+    else:
+        content = client.messages.create(**asked, thinking=thinking).content
+    assert [b.type for b in content] == ["thinking", "text"]
+    assert content[0].thinking == "" and content[1].text == "The answer is 4."
 
 
 def test_tokens_are_counted_as_they_are_used(client):

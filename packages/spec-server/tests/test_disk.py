@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import mlx.core as mx
@@ -158,6 +159,53 @@ def test_the_disk_budget_holds(folder, tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
 
 
+@pytest.fixture
+def only_read(monkeypatch):
+    """Call it, and nothing can be changed in any folder: root may always, so by the functions."""
+
+    def refuse(*args, **kwargs):
+        raise OSError(30, "Read-only file system")
+
+    def begin():
+        for owner, name in ((os, "utime"), (Path, "unlink"), (Path, "replace"), (os, "fsync")):
+            monkeypatch.setattr(owner, name, refuse)
+
+    return begin
+
+
+def test_a_folder_for_reading_alone_is_read_and_harms_nobody(serve, tmp_path, only_read):
+    with serve() as server:
+        text, _ = ask(server)
+    damaged = files(tmp_path)[0].with_stem("0" * 64)
+    damaged.write_bytes(files(tmp_path)[0].read_bytes())
+    only_read()
+    with serve() as server:
+        assert ask(server) == (text, 119)
+        others = [[(first + i) % 90 + 20 for i in range(60)] for first in range(3)]
+        for prompt in others:
+            assert ask(server, prompt)[0] and ask(server, prompt)[1] == 59
+        wait_idle(server)
+        assert server.engine.alive
+
+
+def wait_idle(server):
+    """Until the engine has tried to write what it keeps."""
+    end = time.monotonic() + 10
+    while server.engine.prefix._unwritten:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    time.sleep(0.3)
+
+
+def test_a_second_server_leaves_what_the_first_one_is_writing(tmp_path):
+    young, old = tmp_path / "a.part", tmp_path / "b.part"
+    for path in (young, old):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    DiskTier(tmp_path, 10**9, rebuilt)
+    assert young.exists() and not old.exists()
+
+
 WRITER = """
 import sys
 import mlx.core as mx
@@ -191,6 +239,8 @@ def test_a_writer_that_is_killed_leaves_only_whole_states(tmp_path, delay_s):
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     child.stdout.close()
+    for left in tmp_path.glob("*.part"):
+        os.utime(left, (1, 1))  # nobody has written to it for long
     tier = DiskTier(tmp_path, 10**9, rebuilt)
     assert len(tier.stored) >= 3 and not list(tmp_path.glob("*.part"))
     for stored in list(tier.stored):

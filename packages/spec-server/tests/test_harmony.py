@@ -166,3 +166,11 @@ def test_a_call_ends_the_answer_whatever_the_configs_list(tmp_path):
     _, tokenizer = load_target(folder)
     vocab = tokenizer.wrapper._tokenizer.get_vocab()
     assert {vocab["<|call|>"], vocab["<|return|>"]} <= tokenizer.stop_ids
+
+
+def test_the_place_where_the_reasoning_ends_is_known():
+    said = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes"
+    splitter = Harmony()
+    splitter.push(said)
+    splitter.finish()
+    assert said[: splitter.n_reasoned].endswith("<|message|>hm")

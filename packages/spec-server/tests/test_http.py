@@ -220,7 +220,8 @@ def test_a_key_is_asked_of_every_route_but_health(guarded):
     for route in ("/v1/models", "/metrics", "/openapi.json"):
         assert httpx.get(f"{guarded.url}{route}").status_code == 401
     assert httpx.get(f"{guarded.url}/health").status_code == 200
-    for headers in ({"authorization": "Bearer s3cret"}, {"x-api-key": "s3cret"}):
+    both = {"authorization": "Bearer none", "x-api-key": "s3cret"}  # as the anthropic client may
+    for headers in ({"authorization": "Bearer s3cret"}, {"x-api-key": "s3cret"}, both):
         assert post(guarded, CHAT, json=BODIES[CHAT], headers=headers).status_code == 200
     for headers in ({"authorization": "Bearer s3cre"}, {"x-api-key": "é"}, {"authorization": ""}):
         encoded = {k: v.encode() for k, v in headers.items()}

@@ -1,5 +1,7 @@
 """The page in a real Chromium; skipped visibly where none is installed."""
 
+import base64
+import hashlib
 import shutil
 
 import httpx
@@ -56,10 +58,13 @@ def open_page(browser, served):
 
 def test_the_page_is_one_file_with_a_strict_policy(served):
     answer = httpx.get(served.url)
-    assert (
-        answer.status_code == 200
-        and "default-src 'none'" in (answer.headers["content-security-policy"])
-    )
+    policy = answer.headers["content-security-policy"]
+    assert answer.status_code == 200 and "default-src 'none'" in policy
+    for tag in ("script", "style"):
+        inside = answer.text.split(f"<{tag}>")[1].split(f"</{tag}>")[0]
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}';" in policy
+    assert "unsafe" not in policy and " style=" not in answer.text
     assert "http://" not in answer.text and "https://" not in answer.text
     assert httpx.head(served.url).status_code == 200
 
@@ -75,6 +80,9 @@ def test_the_page_asks_for_the_key_and_takes_it_as_a_password(locked):
         refused = httpx.get(locked.url, headers=headers)
         assert refused.status_code == 401 and "s3cr" not in refused.text
         assert refused.headers["www-authenticate"].startswith('Basic realm="spec"')
+    for header in ({"x-api-key": "s3crét"}, {"authorization": "Bearer s3crét"}):
+        encoded = {name: value.encode() for name, value in header.items()}
+        assert httpx.get(locked.url, headers=encoded).status_code == 200
     for wrong in ("", "s3cret", "s3crét "):
         assert httpx.get(locked.url, auth=("me", wrong)).status_code == 401
     assert "<title>" in httpx.get(locked.url, auth=("anybody", "s3crét")).text

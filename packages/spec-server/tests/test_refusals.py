@@ -157,6 +157,22 @@ def test_a_grammar_that_tokens_cannot_follow_is_told_in_one_line(server):
     assert message_of(answer).startswith("[grammar] ") and "\n" not in message_of(answer)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"anyOf": [{"$ref": "#"}]},
+        {"type": "array", "items": {"$ref": "#/items"}, "minItems": 1, "maxItems": 1},
+    ],
+)
+@pytest.mark.parametrize("max_draft", [0, 4])
+def test_a_shape_that_nothing_has_is_no_short_answer(server, schema, max_draft):
+    """The grammar ends where it leads nowhere: the answer would stop there, as if it were whole."""
+    limits = {"max_tokens": 60, "x_spec": {"max_draft": max_draft}}
+    answer = chat(server, response_format=shaped(schema), **limits)
+    assert answer.status_code == 400 and message_of(answer).startswith("[grammar] ")
+
+
 def shaped(schema):
     return {"type": "json_schema", "json_schema": {"schema": schema}}
 

@@ -4,6 +4,7 @@ Knows nothing about commands.
 """
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ class _Ended(SystemExit):
 
 def main() -> None:
     """Run the command line; exits 0 done, 1 refused, 2 usage, 130 stopped by Ctrl-C."""
+    _fill_streams()
     signal.signal(signal.SIGTERM, _end)
     sys.unraisablehook = _not_lost
     try:
@@ -32,6 +34,13 @@ def main() -> None:
                 stream.flush()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTERM)
+
+
+def _fill_streams() -> None:
+    """Where a standard stream is closed, its number must not go to a file of weights."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
 
 
 def _end(number: int, frame: Any) -> None:

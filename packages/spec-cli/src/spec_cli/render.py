@@ -25,6 +25,8 @@ _stderr = Console(stderr=True, highlight=False)
 _stdout = Console(highlight=False)
 _file = Console(highlight=False, width=10_000)  # a file or a pipe has no width to keep to
 
+_CONTROLS = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\t\n\r"}
+
 
 def complain(message: str) -> None:
     """An error message, to stderr."""
@@ -138,7 +140,7 @@ def stats_line(stats: Stats, mode: str, drafter: str | None) -> str:
 
 def _tell(message: str) -> None:
     with suppress(OSError):  # nobody reads stderr: the exit code has to do
-        click.echo(message, err=True)
+        click.echo(_harmless(message, sys.stderr), err=True)
 
 
 def _encoding() -> str:
@@ -148,7 +150,12 @@ def _encoding() -> str:
 def _shown(text: str) -> str:
     """The text with a question mark for each character that stdout does not have."""
     encoding = _encoding()
-    return text.encode(encoding, "replace").decode(encoding)
+    return _harmless(text.encode(encoding, "replace").decode(encoding), sys.stdout)
+
+
+def _harmless(text: str, stream: Any) -> str:
+    """At a terminal, control characters spelled out: a model's text must not command it."""
+    return text.translate(_CONTROLS) if stream is not None and stream.isatty() else text
 
 
 def _write(text: str) -> None:

@@ -7,6 +7,7 @@ it can no longer change or turn into a stop string.
 from collections.abc import Callable, Sequence
 
 _MOST_CONTEXT = 8  # ids decoded again with each new one
+_MOST_BYTES = 4  # of a character in UTF-8; an id stands for one or more
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -63,15 +64,26 @@ class TextStream:
             self._known = self._decode(self._ids[self._start : self._read])
         before = self._known
         now = self._decode(self._ids[self._start :])
-        # A run of bytes that form no character is held too: its end may still become one.
-        partial = now.endswith(_PARTIAL) and not final
-        if len(now) <= len(before) or partial:
+        if now.endswith(_PARTIAL) and not final:
+            return self._broken_text(before, now)
+        if len(now) < len(before):
             return ""
         self._known = now
         if len(self._ids) - self._start > _MOST_CONTEXT:
             self._start, self._known = self._read, None
         self._read = len(self._ids)
         return now[len(before) :]
+
+    def _broken_text(self, before: str, now: str) -> str:
+        """What became final of a text that ends in bytes which are no character, or not yet."""
+        if len(self._ids) - self._read <= _MOST_BYTES:
+            return ""
+        self._start = max(self._start, len(self._ids) - _MOST_CONTEXT)
+        self._read = len(self._ids)
+        tail, new = self._decode(self._ids[self._start :]), now[len(before) :]
+        n_held = min(*(len(t) - len(t.rstrip(_PARTIAL)) for t in (tail, new)), _MOST_BYTES - 1)
+        self._known = tail[: len(tail) - n_held]
+        return new[: len(new) - n_held]
 
     def _release(self, text: str) -> str:
         text = self._held + text

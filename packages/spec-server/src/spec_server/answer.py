@@ -91,7 +91,7 @@ class Splitter:
         self._code = _Code()
         self._space = ""  # white space before the mark of the call being gathered
         self._after_call = False  # white space that follows is no part of the text
-        self.made_call = False
+        self.n_reasoned = 0  # characters of the answer up to the end of its reasoning
 
     def push(self, text: str) -> list[Part]:
         """Add text; returns the parts that became final."""
@@ -114,6 +114,7 @@ class Splitter:
             calls = self._parse_bare(rest) if self._parse_bare is not None else None
             parts += self._calls(calls) if calls else self._text(rest)
         elif self._state == "reasoning":
+            self.n_reasoned = self._n_seen
             parts += [Part("reasoning", rest)] if rest else []
         elif self._state == "text" or not self._after_reasoning:
             parts += self._text(rest)
@@ -161,6 +162,7 @@ class Splitter:
         text = self._held[:at] if at >= 0 else self._cut(self._think[1])
         if at >= 0:
             self._held = self._held[at + len(self._think[1]) :]
+            self.n_reasoned = self._n_seen - len(self._held)
             self._state, self._after_reasoning = "start", True
             self._think = None  # a second block is text
         if self._blank:
@@ -254,7 +256,6 @@ class Splitter:
         return [Part("text", text, at=self._n_seen - len(self._held) - behind - len(text))]
 
     def _calls(self, calls: list[ToolCall]) -> list[Part]:
-        self.made_call = True
         return [Part("call", call=call) for call in calls]
 
     def _quoted(self, before: str) -> bool:

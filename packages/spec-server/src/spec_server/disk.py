@@ -3,14 +3,16 @@
 A file is written under a passing name, flushed, and renamed to a name that holds the digest of its
 bytes: whatever is cut, flipped or swapped no longer matches its name and counts as a miss. Files
 lie in a folder per model and settings, named by a digest of the weights themselves, so no state is
-ever used with others. Contexts of drafters that read taps are not written; with such a drafter the
-tier stays off. Used by the engine thread alone.
+ever used with others. A folder that takes nothing more is still read. Contexts of drafters that
+read taps are not written; with such a drafter the tier stays off. Used by the engine thread alone.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ _log = logging.getLogger("spec_server")
 _FORMAT = 2
 _SAMPLE = 64  # numbers of each weight that go into the fingerprint
 _PASSING = ".part"
+_KILLED_S = 3600  # a file in the making that is older belongs to nobody
 
 Rebuild = Callable[[Sequence[mx.array], dict[str, Any], int], Any]
 
@@ -56,8 +59,9 @@ class DiskTier:
         self._budget = budget
         self._rebuild = rebuild
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f"*{_PASSING}"):
-            left.unlink(missing_ok=True)  # a write that was killed
+        for left in folder.glob(f"*{_PASSING}"):  # a write that was killed, or another server's
+            if time.time() - _age(left) > _KILLED_S:
+                _remove(left)
         self.stored: list[Stored] = []
         for path in sorted(folder.glob("*.safetensors"), key=_age):
             self._index(path)
@@ -75,13 +79,14 @@ class DiskTier:
                 mx.save_safetensors(file, arrays, {"state": json.dumps(described)})
                 file.flush()
                 os.fsync(file.fileno())
+            n_bytes = passing.stat().st_size
             path = self._folder / f"{_digest(passing)}.safetensors"
             passing.replace(path)
         except (OSError, RuntimeError, ValueError) as error:
             _log.warning("[prefix] A state could not be written: %s", error)
-            passing.unlink(missing_ok=True)
+            _remove(passing)
             return
-        self.stored.append(Stored(path, tokens, path.stat().st_size))
+        self.stored.append(Stored(path, tokens, n_bytes))
         self._shrink()
 
     def best(self, prompt: Sequence[int]) -> tuple[Stored | None, int]:
@@ -98,7 +103,8 @@ class DiskTier:
             arrays, described = _read(stored.path)
             own = [arrays[str(i)] for i in range(len(arrays) - 1)]
             mx.eval(own)
-            os.utime(stored.path)
+            with contextlib.suppress(OSError):  # a folder for reading alone
+                os.utime(stored.path)
             return self._rebuild(own, described["layout"], described["offset"])
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, StopIteration) as error:
             _log.warning('[prefix] "%s" is dropped: %s', stored.path.name, error)
@@ -114,7 +120,7 @@ class DiskTier:
             self.stored.append(Stored(path, tuple(ids), path.stat().st_size))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             _log.warning('[prefix] "%s" is dropped: %s', path.name, error)
-            path.unlink(missing_ok=True)
+            _remove(path)
 
     def _shrink(self) -> None:
         """Drop the files that were not used for longest until the budget holds."""
@@ -125,7 +131,7 @@ class DiskTier:
 
     def _drop(self, stored: Stored) -> None:
         self.stored.remove(stored)
-        stored.path.unlink(missing_ok=True)
+        _remove(stored.path)
 
 
 def open_disk_tier(folder: Path, budget: int, served: Served, rebuild: Rebuild) -> DiskTier | None:
@@ -172,6 +178,12 @@ def _read(path: Path) -> tuple[dict[str, mx.array], dict[str, Any]]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remove(path: Path) -> None:
+    """Delete a file where that is possible."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _age(path: Path) -> float:

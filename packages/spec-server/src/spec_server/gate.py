@@ -4,6 +4,7 @@ Clients give the key as a bearer token or x-api-key. A browser that opens the pa
 by HTTP Basic, any name and the key as password, and sends it along with what the page asks for.
 """
 
+import asyncio
 import base64
 import binascii
 import hmac
@@ -16,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from spec_server.dialects.common import sse
 from spec_server.errors import Refusal, body_of, dialect_of
 from spec_server.metrics import Metrics
 from spec_server.settings import LOOPBACK, Settings
@@ -51,9 +53,12 @@ class Gate:
             await self._app(scope, receive, send)
             return
         path = scope["path"] if scope["path"] in self._paths else "other"
+        begun: Message | None = None
 
         async def counting(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = message
                 self._metrics.responses.labels(path, str(message["status"])).inc()
             await send(message)
 
@@ -61,7 +66,10 @@ class Gate:
         if refusal is not None:
             await _answer(refusal, scope["path"], counting)
             return
-        await self._app(scope, _Limited(receive, self._settings.max_body_bytes), counting)
+        try:
+            await self._app(scope, _Limited(receive, self._settings.max_body_bytes), counting)
+        except asyncio.CancelledError:  # the server ends, and has waited long enough
+            await _break_off(begun, scope["path"], counting)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
         if not self._known_host(headers.get("host", "")):
@@ -111,13 +119,14 @@ class Gate:
         key = self._settings.api_key
         if key is None:
             return True
-        given = headers.get("x-api-key", "")
+        given = [headers.get("x-api-key", "").encode("latin-1")]  # the bytes that came
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            given = token.strip()
+            given.append(token.strip().encode("latin-1"))
         elif scheme.lower() == "basic":
-            given = _password(token.strip())
-        return hmac.compare_digest(given.encode(), key.encode())
+            given.append(_password(token.strip()))
+        wanted = key.encode(errors="surrogateescape")
+        return any([hmac.compare_digest(one, wanted) for one in given])
 
 
 def _split(url: str) -> SplitResult:
@@ -128,12 +137,12 @@ def _split(url: str) -> SplitResult:
         return urlsplit("")
 
 
-def _password(token: str) -> str:
+def _password(token: str) -> bytes:
     """The password of HTTP Basic; empty where there is none."""
     try:
-        return base64.b64decode(token, validate=True).decode().partition(":")[2]
+        return base64.b64decode(token, validate=True).partition(b":")[2]
     except (binascii.Error, ValueError):
-        return ""
+        return b""
 
 
 def too_large(settings: Settings) -> Refusal:
@@ -170,6 +179,17 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+async def _break_off(begun: Message | None, path: str, send: Send) -> None:
+    """Tell a client that waits for an answer, or for more of it, that nothing else will come."""
+    refusal = Refusal("The server is shutting down.", status=503)
+    if begun is None:
+        await _answer(refusal, path, send)
+    elif Headers(raw=begun["headers"]).get("content-type", "").startswith("text/event-stream"):
+        dialect = dialect_of(path)
+        event = sse(body_of(refusal, dialect), "error" if dialect == "anthropic" else None)
+        await send({"type": "http.response.body", "body": event})
 
 
 async def _answer(refusal: Refusal, path: str, send: Send) -> None:

@@ -142,13 +142,13 @@ class GrammarGuide:
 
     def _row(self) -> np.ndarray:
         row = np.zeros((self._vocab_size,), np.float32)
-        if self._matcher.is_stopped() and not self._matcher.is_accepting():
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_stopped() and not self._matcher.is_accepting():  # it would end here
             problem = self._matcher.get_error() or "it ended"
             raise SpecError(
                 "[grammar] The grammar must be one that this model's tokens can follow, got: "
                 f"{problem.splitlines()[0]}. Change the schema or the names of the tools."
             )
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(mask, bitorder="little")[: self._vocab_size].astype(bool)
         row[: allowed.size][~allowed] = -np.inf
         row[allowed.size :] = -np.inf

@@ -55,6 +55,7 @@ class Harmony:
         self._n_seen = 0  # characters of the answer; what is held are the last ones
         self._name = ""  # of the call being gathered
         self._reasoned = False
+        self.n_reasoned = 0  # characters of the answer up to the end of its reasoning
 
     def push(self, text: str) -> list[Part]:
         """Add text; returns the parts that became final."""
@@ -134,6 +135,7 @@ class Harmony:
         if self._state != "reasoning":
             parts.append(Part("text", text, at=at))
             return
+        self.n_reasoned = at + len(text)
         if self._reasoned:  # another message of it
             text, self._reasoned = f"\n\n{text}", False
         parts.append(Part("reasoning", text))

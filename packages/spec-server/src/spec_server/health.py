@@ -75,4 +75,5 @@ def _model(name: str) -> dict[str, Any]:
         "type": "model",
         "display_name": name,
         "created_at": _SINCE_TEXT,
+        "lifecycle": "active",
     }

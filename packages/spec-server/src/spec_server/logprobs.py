@@ -1,6 +1,7 @@
 """Log-probabilities in the shapes of the OpenAI dialect, lined up with the text they belong to."""
 
 import codecs
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -22,16 +23,23 @@ class TextTokens:
         self._words = words
         self._letters = codecs.getincrementaldecoder("utf-8")("replace")
         self._n_chars = 0
+        self._starts: list[int] = []  # of all tokens that have text
         self._waiting: deque[tuple[int, int, TokenInfo]] = deque()  # begin and end in the answer
 
     def add(self, tokens: Sequence[TokenInfo]) -> None:
         """The next tokens of the answer; one with part of a character stands where that does."""
         for token in tokens:
-            if token.logprob is None or self._words.is_hidden(token.id):
+            if self._words.is_hidden(token.id):
                 continue
             start = self._n_chars
+            self._starts.append(start)
             self._n_chars += len(self._letters.decode(bytes(self._words.token_bytes(token.id))))
-            self._waiting.append((start, max(self._n_chars, start + 1), token))
+            if token.logprob is not None:
+                self._waiting.append((start, max(self._n_chars, start + 1), token))
+
+    def n_before(self, place: int) -> int:
+        """How many tokens begin before a place in the answer, in characters."""
+        return bisect_left(self._starts, place)
 
     def pick(self, parts: Sequence[Part]) -> list[TokenInfo]:
         """The tokens of these parts' text."""

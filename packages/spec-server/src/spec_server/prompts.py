@@ -9,7 +9,7 @@ worker threads and are served one at a time.
 import re
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,11 +17,13 @@ from typing import Any
 from spec_server import harmony
 from spec_server.answer import Marks
 from spec_server.calls import CallSyntax, call_grammar, term
-from spec_server.errors import Refusal
+from spec_server.errors import PromptTooLong, Refusal
 from spec_server.guides import Grammars, schema_grammar, spelled_texts
 from spec_server.jobs import Budget
 from spec_server.words import Words, marks_of
 
+_LONG = 8  # characters per token of the context, beyond which a text is not encoded at once
+_SEAM = 64  # tokens that a cut in a text may add
 _ARGUMENTS = "[ARGS]"  # in newer Mistral vocabularies, between a call's name and its arguments
 _SET_HERE = {
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize",
@@ -80,12 +82,14 @@ class Prompter:
     Args:
         tokenizer: A spec_targets.HfTokenizer.
         vocab_size: V of the target.
+        context: Most tokens of prompt and answer together; None for no limit.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Any, vocab_size: int, context: int | None = None) -> None:
         self.words = Words(tokenizer, marks_of(tokenizer))
         self.wrapper = tokenizer.wrapper
         self.vocab_size = vocab_size
+        self._context = context
         self._lock = threading.Lock()
         template = getattr(self.words.hf, "chat_template", None)
         self.template = template if isinstance(template, str) else ""
@@ -137,9 +141,13 @@ class Prompter:
         return term(mark, self.words.encode_bare(mark))
 
     def text(self, text: str) -> tuple[int, ...]:
-        """Ids of a raw text."""
+        """Ids of a raw text.
+
+        Raises:
+            PromptTooLong: it has far more of them than the context.
+        """
         with self._lock:
-            return tuple(self.words.encode(text))
+            return self._ids(text, self.words.encode)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens as they are spelled."""
@@ -193,12 +201,21 @@ class Prompter:
                 text, in_reasoning = f"{text.rstrip()}\n\n{self.think[1]}\n\n", False
             if self.harmony and chat.thinking is False and not (chat.tools or chat.continue_last):
                 text += harmony.FINAL
-            ids = tuple(self.words.encode_rendered(text))
+            ids = self._ids(text, self.words.encode_rendered)
             grammar = self._grammar(chat)
         call = self.call if chat.tools else None
         bare = bool(chat.tools) and self.bare_calls
         marks = Marks(self.think, call, in_reasoning, bare, self.harmony)
         return Prompt(ids, marks, grammar)
+
+    def _ids(self, text: str, encode: Callable[[str], list[int]]) -> tuple[int, ...]:
+        """Encode; megabytes take minutes, in which nobody else's prompt is encoded."""
+        context = self._context
+        if context is not None and len(text) > _LONG * context:
+            n_least = len(self.words.encode_bare(text[: _LONG * context])) - _SEAM
+            if n_least >= context:
+                raise PromptTooLong(n_least, context)
+        return tuple(encode(text))
 
     def _check_texts(self, chat: Chat) -> None:
         """See that tools are told apart, and that nothing an answer must spell ends or splits it.
@@ -303,9 +320,10 @@ class Prompter:
             messages = [_with_thinking(message) for message in messages]
         render = self.wrapper.apply_chat_template
         if chat.continue_last:
-            last = messages[-1]["content"]
+            last = messages[-1]["content"].lstrip()
             text = render(messages, tokenize=False, add_generation_prompt=False, **extra)
-            return text[: text.rindex(last.strip()) + len(last.strip())] if last.strip() else text
+            said = last.rstrip()  # templates differ about white space
+            return text[: text.rindex(said) + len(said)] + last[len(said) :]
         return render(messages, tokenize=False, add_generation_prompt=True, **extra)
 
     def _ends_in_reasoning(self, text: str) -> bool:

@@ -104,7 +104,7 @@ def add_messages(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
-        chat, _ = chat_of(body)
+        chat, _ = chat_of(body, knows_effort="reasoning_effort" in service.prompter.template)
         return {"input_tokens": len((await service.render(chat)).ids)}
 
 

@@ -18,6 +18,7 @@ from spec_server.jobs import Served
 from spec_server.metrics import Metrics
 from spec_server.settings import LOOPBACK, Settings
 
+_BACKLOG = 256  # connections that wait to be taken; asyncio logs each that finds no file free
 _DRAIN_S = 10  # how long requests may go on after the server was told to end
 
 
@@ -42,6 +43,7 @@ class Server:
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=_DRAIN_S,
+                backlog=_BACKLOG,
             )
         )
         self._thread: threading.Thread | None = None

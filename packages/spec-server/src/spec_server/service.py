@@ -43,7 +43,10 @@ class Service:
             served = self.engine.served
             if served is None or self.engine.machinery is None:
                 raise Refusal(f"[engine] {self.engine.describe()}", status=503)
-            self._prompter = Prompter(served.pair.tokenizer, served.pair.target.vocab_size)
+            target = served.pair.target
+            self._prompter = Prompter(
+                served.pair.tokenizer, target.vocab_size, target.context_length
+            )
         return self._prompter
 
     @property

@@ -42,7 +42,6 @@ class Words:
     def __init__(self, tokenizer: Any, markers: Sequence[str] = ()) -> None:
         self.wrapper = tokenizer.wrapper
         self._tokenizer = copy.deepcopy(tokenizer.wrapper._tokenizer)
-        self._encode_raw = tokenizer.encode
         self.stop_ids: frozenset[int] = tokenizer.stop_ids
         shown: set[int] = set()
         for mark in markers:

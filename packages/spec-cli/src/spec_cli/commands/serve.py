@@ -1,5 +1,7 @@
 """`spec serve`: the model over HTTP."""
 
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from spec_cli.commands.options import (
 )
 
 _GIB = 2**30
+_MOST_FILES = 10_240  # macOS takes no more
 
 
 @click.command()
@@ -61,6 +64,7 @@ def serve(**options: Any) -> None:
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    _raise_file_limit()
     server = Server(lambda: _load(options), settings)
     server.load()
     served = server.engine.served
@@ -72,6 +76,19 @@ def serve(**options: Any) -> None:
         render.note("Anyone who reaches this address can use it. --api-key asks for a key.")
     render.note(f"{served.model} ({served.mode}) on {server.url}")
     server.run()
+
+
+def _raise_file_limit() -> None:
+    """A connection is an open file, and macOS gives a process 256 unless it asks."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # then it has to do with what it has
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _prefix_dir() -> Path:
@@ -92,6 +109,7 @@ def _load(options: dict[str, Any]) -> Any:
     mode, drafter = names_of(pair.drafter)
 
     settings = f"{drafter}|{options['drafter']}|kv {options['kv_bits']}"
+    settings += f"|exact {options['exact']}|kernels {options['kernels']}"  # other ops, other bits
 
     def make_cap(wish: int | None) -> Cap:
         return shared if wish is None else FixedCap(min(wish, chosen.most))

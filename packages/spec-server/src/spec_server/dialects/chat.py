@@ -22,7 +22,7 @@ class ChatAnswer:
         wish: The request.
         model: The model's name.
         words: For the texts of tokens.
-        include_usage: Send usage at the end of a stream.
+        include_usage: Send usage at the end of a stream, and null before.
     """
 
     def __init__(
@@ -39,12 +39,14 @@ class ChatAnswer:
         self._wish = wish
         self._words = words
         self._include_usage = include_usage
-        self._base = {
+        self._base: dict[str, Any] = {
             "id": f"chatcmpl-{exchange.id}",
             "created": exchange.created,
             "model": model,
             "system_fingerprint": None,
         }
+        if include_usage:
+            self._base["usage"] = None
         self._calls = [0] * len(replies)
 
     async def whole(self) -> dict[str, Any]:
@@ -69,7 +71,8 @@ class ChatAnswer:
         try:
             async for item in self._exchange.events(silence_s):
                 if item is None:
-                    yield self._chunk(0, {})
+                    waiting = next(i for i, r in enumerate(self._replies) if r.end is None)
+                    yield self._chunk(waiting, {})
                     continue
                 index, event = item
                 if not isinstance(event, Piece | End):
@@ -158,7 +161,9 @@ class ChatAnswer:
         return "tool_calls" if reply.made_call else reply.end.reason
 
     def _usage(self) -> dict[str, Any]:
-        return openai_usage([r.end.figures for r in self._replies if r.end is not None])
+        usage = openai_usage([r.end.figures for r in self._replies if r.end is not None])
+        n_reasoning = sum(reply.n_reasoning for reply in self._replies)
+        return {**usage, "completion_tokens_details": {"reasoning_tokens": n_reasoning}}
 
     def _told(self) -> dict[str, Any]:
         end = self._replies[0].end

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from spec_server.answer import Marks, Part, Splitter
-from spec_server.errors import Refusal
 from spec_server.harmony import Harmony, parse_call
 from spec_server.jobs import End, Figures, Piece
 from spec_server.logprobs import TextTokens
 from spec_server.prompts import Prompter
 from spec_server.tools import bare_parser, call_parser
+
+_LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}  # of str.splitlines alone
 
 
 class Reply:
@@ -64,6 +65,11 @@ class Reply:
         """True when the answer ended of itself after a call."""
         return self._n_calls > 0 and self.end is not None and self.end.reason == "stop"
 
+    @property
+    def n_reasoning(self) -> int:
+        """Tokens up to the end of the reasoning, its marks included."""
+        return self._tokens.n_before(self._splitter.n_reasoned)
+
     def _limited(self, parts: list[Part]) -> list[Part]:
         kept: list[Part] = []
         for part in parts:
@@ -76,9 +82,10 @@ class Reply:
 
 
 def sse(data: Any, event: str | None = None) -> bytes:
-    """One server-sent event."""
+    """One server-sent event; what some clients take for the end of a line is escaped."""
     head = f"event: {event}\n" if event is not None else ""
-    return f"{head}data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n".encode()
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
+    return f"{head}data: {text}\n\n".encode()
 
 
 def new_id(prefix: str) -> str:
@@ -104,13 +111,3 @@ def openai_usage(figures: Sequence[Figures]) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": min(f.cached_tokens for f in figures)},
     }
-
-
-def merged(figures: Sequence[Figures]) -> Figures:
-    """The figures of a response with several choices: the first one's."""
-    return figures[0]
-
-
-def stream_error(refusal: Refusal) -> str:
-    """A one-line description for logs."""
-    return f"{refusal.status}: {refusal.message}"

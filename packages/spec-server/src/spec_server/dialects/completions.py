@@ -20,7 +20,7 @@ class CompletionAnswer:
         wish: The request.
         model: The model's name.
         words: For the texts of tokens.
-        include_usage: Send usage at the end of a stream.
+        include_usage: Send usage at the end of a stream, and null before.
         echoes: What each answer begins with; empty for nothing.
     """
 
@@ -37,13 +37,15 @@ class CompletionAnswer:
         self._wish = wish
         self._words = words
         self._include_usage = include_usage
-        self._base = {
+        self._base: dict[str, Any] = {
             "id": f"cmpl-{exchange.id}",
             "object": "text_completion",
             "created": exchange.created,
             "model": model,
             "system_fingerprint": None,
         }
+        if include_usage:
+            self._base["usage"] = None
         self._ends: dict[int, End] = {}
         echoes = list(echoes) or [""] * len(exchange.asks)
         self._choices = [
@@ -65,7 +67,8 @@ class CompletionAnswer:
         try:
             async for item in self._exchange.events(silence_s):
                 if item is None:
-                    yield self._chunk(0, "", None)
+                    waiting = next(i for i in range(len(self._choices)) if i not in self._ends)
+                    yield self._chunk(waiting, "", None)
                     continue
                 index, event = item
                 if not isinstance(event, Piece | Scored | End):
@@ -106,7 +109,11 @@ class CompletionAnswer:
         figures, n = self._figures(), self._wish.n
         usage = openai_usage(figures)
         prompts = sum(f.prompt_tokens for f in figures[::n])
+        cached = sum(
+            min(f.cached_tokens for f in figures[i : i + n]) for i in range(0, len(figures), n)
+        )
         usage["prompt_tokens"] = prompts
+        usage["prompt_tokens_details"] = {"cached_tokens": cached}
         usage["total_tokens"] = prompts + usage["completion_tokens"]
         return usage
 

@@ -43,7 +43,7 @@ class MessageAnswer:
         async for item in self._exchange.events():
             if item is None or not isinstance(item[1], Piece | End):
                 continue
-            for part in self._reply.take(item[1]):
+            for part in self._take(item[1]):
                 _add(blocks, part)
         end = self._end()
         return {
@@ -72,7 +72,7 @@ class MessageAnswer:
                 if item is None:
                     yield sse({"type": "ping"}, "ping")
                 elif isinstance(item[1], Piece | End):
-                    for part in self._reply.take(item[1]):
+                    for part in self._take(item[1]):
                         for data in self._part(part):
                             yield data
         except Broken as broken:
@@ -91,6 +91,13 @@ class MessageAnswer:
         yield sse(last, "message_delta")
         yield sse({"type": "message_stop"}, "message_stop")
 
+    def _take(self, event: Piece | End) -> list[Part]:
+        """The parts that became final; reasoning that is not to be seen has no text."""
+        parts = self._reply.take(event)
+        if not self._wish.hide_reasoning:
+            return parts
+        return [Part("reasoning") if part.kind == "reasoning" else part for part in parts]
+
     # -- blocks of the stream --------------------------------------------------------------------
 
     def _part(self, part: Part) -> list[bytes]:
@@ -105,8 +112,9 @@ class MessageAnswer:
             delta = {"type": "thinking_delta", "thinking": part.text}
         else:
             delta = {"type": "text_delta", "text": part.text}
-        body = {"type": "content_block_delta", "index": index, "delta": delta}
-        events.append(sse(body, "content_block_delta"))
+        if part.call is not None or part.text:
+            body = {"type": "content_block_delta", "index": index, "delta": delta}
+            events.append(sse(body, "content_block_delta"))
         return events
 
     def _start(self, part: Part) -> bytes:

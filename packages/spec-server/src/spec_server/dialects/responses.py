@@ -185,7 +185,6 @@ class ResponseAnswer:
             "incomplete_details": {"reason": "max_output_tokens"}
             if status == "incomplete"
             else None,
-            "instructions": None,
             "max_output_tokens": wish.max_tokens,
             "model": self._model,
             "output": [] if status == "in_progress" else list(self._items),
@@ -194,21 +193,18 @@ class ResponseAnswer:
             "store": False,
             "temperature": wish.sampling.temperature,
             "top_p": wish.sampling.top_p,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": self._ask.echo.get("tool_choice", "auto"),
-            "tools": [],
             "truncation": "disabled",
-            "usage": _usage(end.figures) if end is not None else None,
-            "metadata": self._ask.echo.get("metadata", {}),
+            "usage": _usage(end.figures, self._reply.n_reasoning) if end is not None else None,
+            **self._ask.echo,
             "x_spec": x_spec(end.figures, wish.notices) if end is not None else None,
         }
 
 
-def _usage(figures: Figures) -> dict[str, Any]:
+def _usage(figures: Figures, n_reasoning: int) -> dict[str, Any]:
     return {
         "input_tokens": figures.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": figures.cached_tokens},
+        "input_tokens_details": {"cached_tokens": figures.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": figures.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": n_reasoning},
         "total_tokens": figures.prompt_tokens + figures.completion_tokens,
     }

@@ -209,7 +209,7 @@ def messages_wish(body: MessagesBody, *, knows_effort: bool, reasons: bool) -> C
     Raises:
         Refusal: it asks for what this server does not do.
     """
-    chat, notices = chat_of(body)
+    chat, notices = chat_of(body, knows_effort=knows_effort)
     config = body.output_config or OutputConfig()
     if config.format is not None and body.output_format is not None:
         raise Refusal(
@@ -218,9 +218,7 @@ def messages_wish(body: MessagesBody, *, knows_effort: bool, reasons: bool) -> C
     shape = config.format or body.output_format
     if shape is not None:
         chat = replace(chat, schema=shape.schema_)
-    if config.effort is not None and knows_effort:
-        chat = replace(chat, effort=config.effort)
-    elif config.effort is not None:
+    if config.effort is not None and not knows_effort:
         notices = (*notices, NO_DEGREES)
     extension = body.x_spec or Extension()
     thinking = body.thinking
@@ -233,6 +231,7 @@ def messages_wish(body: MessagesBody, *, knows_effort: bool, reasons: bool) -> C
         stream=bool(body.stream),
         max_draft=extension.max_draft,
         reasoning_tokens=_budget(thinking),
+        hide_reasoning=thinking is not None and thinking.display == "omitted",
         one_call=chat.one_call,
         notices=notices,
     )
@@ -255,7 +254,7 @@ def _budget(thinking: Thinking | None) -> int | None:
     return thinking.budget_tokens
 
 
-def chat_of(body: CountBody) -> tuple[Chat, tuple[str, ...]]:
+def chat_of(body: CountBody, *, knows_effort: bool) -> tuple[Chat, tuple[str, ...]]:
     """The conversation of a body, and notices about tools that were left out.
 
     Raises:
@@ -274,14 +273,18 @@ def chat_of(body: CountBody) -> tuple[Chat, tuple[str, ...]]:
     one = choice is not None and (choice.type == "tool" or bool(choice.disable_parallel_tool_use))
     thinking = None if body.thinking is None else body.thinking.type != "disabled"
     last = messages[-1]
+    if last.keys() == {"role", "content"} and last["role"] == "assistant":
+        if not last["content"].strip():
+            messages.pop()  # an answer that has not begun
     continues = last["role"] == "assistant" and not last.get("tool_calls")
     chat = Chat(
         tuple(messages),
         tools,
         thinking,
-        continue_last=continues,
+        continue_last=continues and bool(last["content"].strip()),
         must_call=forced,
         one_call=one,
+        effort=body.output_config.effort if body.output_config and knows_effort else None,
     )
     return chat, notices
 

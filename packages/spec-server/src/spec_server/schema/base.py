@@ -113,6 +113,7 @@ class Wish:
         echo: Begin the answer with the prompt; its log-probabilities too, where asked for.
         biases: Token id -> number added to its logit.
         reasoning_tokens: Most tokens of reasoning; None for no limit.
+        hide_reasoning: Leave the text of the reasoning out of the answer.
         max_draft: Most drafts a round.
         by_token: Tell each token's text and origin.
         one_call: Report no more than one tool call.
@@ -128,6 +129,7 @@ class Wish:
     echo: bool = False
     biases: tuple[tuple[int, float], ...] = ()
     reasoning_tokens: int | None = None
+    hide_reasoning: bool = False
     max_draft: int | None = None
     by_token: bool = False
     one_call: bool = False
@@ -136,7 +138,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class ChatWish:
-    """A chat request: the conversation and the wish."""
+    """A chat request: the conversation, the wish, and what the answer repeats of it."""
 
     chat: Chat
     wish: Wish

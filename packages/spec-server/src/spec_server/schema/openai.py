@@ -339,7 +339,7 @@ def _message(message: Message, where: str) -> dict[str, Any]:
     content = message.content
     if isinstance(content, list):
         content = joined_text([part.text or part.refusal or "" for part in content])
-    result: dict[str, Any] = {"role": role, "content": content or ""}
+    result: dict[str, Any] = {"role": role, "content": content or message.refusal or ""}
     if message.role != "assistant":
         if message.tool_calls:
             raise Refusal(f'"{where}.tool_calls" is for assistant messages only.', param=where)

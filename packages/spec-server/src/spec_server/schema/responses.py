@@ -199,9 +199,23 @@ def responses_wish(body: ResponsesBody, *, knows_effort: bool) -> ChatWish:
         one_call=wish.one_call,
         schema=_schema(body),
     )
-    choice = body.tool_choice or "auto"
-    told = choice.model_dump(exclude_none=True) if isinstance(choice, NamedTool) else choice
-    return ChatWish(chat, wish, {"metadata": body.metadata or {}, "tool_choice": told})
+    return ChatWish(chat, wish, _echo(body))
+
+
+def _echo(body: ResponsesBody) -> dict[str, Any]:
+    """What the response repeats of its request."""
+    told = body.model_dump(
+        include={"text", "reasoning", "tool_choice"}, by_alias=True, exclude_none=True
+    )
+    return {
+        "instructions": body.instructions,
+        "metadata": body.metadata or {},
+        "reasoning": told.get("reasoning"),
+        "text": {"format": {"type": "text"}, **told.get("text", {})},
+        "tool_choice": told.get("tool_choice", "auto"),
+        "tools": [{"strict": None, **t} for t in body.tools or () if t.get("type") == "function"],
+        "top_logprobs": body.top_logprobs or 0,
+    }
 
 
 def _tools(
@@ -259,7 +273,7 @@ def _turns(items: list[Item]) -> list[dict[str, Any]]:
     reasoning = ""
     for i, item in enumerate(items):
         if isinstance(item, ReasoningItem):
-            reasoning = _text(item.content or item.summary or [])
+            reasoning += _text(item.content or item.summary or [])
             continue
         if isinstance(item, CallItem):
             arguments = history_arguments(item.arguments, f"input[{i}].arguments")
@@ -279,7 +293,9 @@ def _turns(items: list[Item]) -> list[dict[str, Any]]:
             text = item.content if isinstance(item.content, str) else _text(item.content)
             messages.append({"role": role, "content": text})
         if reasoning and messages[-1]["role"] == "assistant":
-            messages[-1]["reasoning_content"] = reasoning
+            messages[-1]["reasoning_content"] = (
+                messages[-1].get("reasoning_content", "") + reasoning
+            )
         reasoning = ""
     return messages or [{"role": "user", "content": ""}]
 
