@@ -7,6 +7,7 @@ stops a build in which it does not compile. Everything else is in pyproject.toml
 import os
 import sys
 import sysconfig
+from tempfile import TemporaryDirectory
 
 from setuptools import Extension, setup
 
@@ -16,9 +17,9 @@ if choice not in CHOICES:
     raise SystemExit(f'[setup] SPEC_CONVERT_LOOP must be one of {CHOICES}, got "{choice}".')
 # The stable ABI is CPython's, and its builds without a lock have none.
 able = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
-if choice == "none" or not able or sys.byteorder != "little":
-    setup()
-else:
+modules: list[Extension] = []
+wheel: dict[str, str] = {}
+if choice != "none" and able and sys.byteorder == "little":
     loop = Extension(
         "spec_convert._loop",
         ["src/spec_convert/_loop.c"],
@@ -26,4 +27,6 @@ else:
         py_limited_api=True,
         optional=choice == "optional",
     )
-    setup(ext_modules=[loop], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+    modules, wheel = [loop], {"py_limited_api": "cp311"}
+with TemporaryDirectory() as folder:  # nothing of an earlier build gets into this one
+    setup(ext_modules=modules, options={"bdist_wheel": wheel, "build": {"build_base": folder}})
