@@ -202,13 +202,13 @@ static inline void close_ranks(uint64_t *words, int n) {
     }
 }
 
-/* Four words of 40 bits to 20 bytes. */
+/* Four words of 40 bits to 20 bytes: each store overwrites the empty end of the one before. */
 static void put_forties(uint8_t *codes, uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
-    uint64_t first = a | b << 40, second = b >> 24 | c << 16 | d << 56;
-    uint32_t third = (uint32_t)(d >> 8);
-    memcpy(codes, &first, 8);
-    memcpy(codes + 8, &second, 8);
-    memcpy(codes + 16, &third, 4);
+    uint64_t last = c >> 16 | d << 24;
+    memcpy(codes, &a, 8);
+    memcpy(codes + 5, &b, 8);
+    memcpy(codes + 10, &c, 8);
+    memcpy(codes + 12, &last, 8);
 }
 
 /* FIFTHS[mask]: bit i of the mask as bit 4 of byte i. */
@@ -223,20 +223,20 @@ static const uint64_t FIFTHS[256] = {MANY(0), MANY(64), MANY(128), MANY(192)};
 
 /* Blocks of a 32-bit mask at `start` and 16 bytes of low codes behind it. */
 WIDER static void five_bits(const uint8_t *blocks, size_t size, size_t start, size_t n, uint8_t *codes) {
-    uint64_t words[4 * BATCH]; /* the first words of all blocks, then the second, ... */
+    uint64_t words[4 * BATCH];
     if (n < BATCH) memset(words, 0, sizeof words);
     for (size_t i = 0; i < n; i++) {
         const uint8_t *mask = blocks + size * i + start;
         uint64_t one = load64(mask + 4), two = load64(mask + 12);
-        words[i] = (one & LOW_NIBBLES) | FIFTHS[mask[0]];
-        words[BATCH + i] = (two & LOW_NIBBLES) | FIFTHS[mask[1]];
-        words[2 * BATCH + i] = (one >> 4 & LOW_NIBBLES) | FIFTHS[mask[2]];
-        words[3 * BATCH + i] = (two >> 4 & LOW_NIBBLES) | FIFTHS[mask[3]];
+        words[4 * i] = (one & LOW_NIBBLES) | FIFTHS[mask[0]];
+        words[4 * i + 1] = (two & LOW_NIBBLES) | FIFTHS[mask[1]];
+        words[4 * i + 2] = (one >> 4 & LOW_NIBBLES) | FIFTHS[mask[2]];
+        words[4 * i + 3] = (two >> 4 & LOW_NIBBLES) | FIFTHS[mask[3]];
     }
     close_ranks(words, 4 * BATCH);
     for (size_t i = 0; i < n; i++) {
-        const uint64_t *word = words + i;
-        put_forties(codes + 20 * i, *word, word[BATCH], word[2 * BATCH], word[3 * BATCH]);
+        const uint64_t *word = words + 4 * i;
+        put_forties(codes + 20 * i, word[0], word[1], word[2], word[3]);
     }
 }
 
