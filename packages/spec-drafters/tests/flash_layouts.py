@@ -53,6 +53,13 @@ def all_keys_on_top() -> Layout:
     return Layout(keys, backbone_tensors(rng()), FLASH, "z-lab")
 
 
+def taps_not_listed() -> Layout:
+    """Two draft layers on six target layers: round(1 + i (6 - 4) / 1) = 1 and 3."""
+    keys = dflash()
+    del keys["dflash_config"]["target_layer_ids"]
+    return Layout(keys, backbone_tensors(rng()), FLASH, "z-lab")
+
+
 def sliding_then_full() -> Layout:
     """Nothing is said about causality: sliding layers are causal, full layers are not."""
     keys = dflash(layer_types=["sliding_attention", "full_attention"], sliding_window=WINDOW)
@@ -146,6 +153,7 @@ FLASH_LAYOUTS: dict[str, Callable[[], Layout]] = {
     "z-lab": zlab,
     "keys nested": all_keys_nested,
     "keys on top": all_keys_on_top,
+    "taps not listed": taps_not_listed,
     "sliding, then full": sliding_then_full,
     "sliding both ways": sliding_both_ways,
     "full and causal": full_and_causal,

@@ -135,15 +135,27 @@ def _packaging(settings: _Settings, family: Family) -> str:
 
 def _taps(settings: _Settings, family: Family) -> tuple[int, ...]:
     listed = settings.get("target_layer_ids")
-    if listed is None:  # chosen in training; layers guessed as many as fit load, and read nonsense
+    if listed is not None:
+        taps = tuple(int(layer) for layer in listed)
+    elif family == "dspark":
         raise LoadError(
-            f'[{family}] config.json must hold "target_layer_ids", got none. '
+            '[dspark] config.json must hold "target_layer_ids", got none. '
             "Use a complete export of the drafter."
         )
-    taps = tuple(int(layer) for layer in listed)
+    else:
+        taps = _default_taps(settings, family)
     if list(taps) != sorted(set(taps)) or not taps:
         raise LoadError(f'[{family}] "target_layer_ids" must ascend, got {list(taps)}.')
     return taps
+
+
+def _default_taps(settings: _Settings, family: Family) -> tuple[int, ...]:
+    """What the training helper picks: evenly spread, first 1, last n - 3."""
+    depth = settings.needed("num_target_layers", family)
+    n = settings.needed("num_hidden_layers", family)
+    if n == 1:
+        return (depth // 2,)
+    return tuple(round(1 + i * (depth - 4) / (n - 1)) for i in range(n))
 
 
 def _logits_start(settings: _Settings, family: Family) -> int:
