@@ -23,7 +23,7 @@ from spec_core.pair import Pair
 from spec_core.protocols import Cache, Cap
 from spec_core.request import Request
 from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_row, target_probs
-from spec_core.step import HEADER, NO_DRAFTS, Forwarded, Outcome, Step, n_bad_rows
+from spec_core.step import HEADER, NO_DRAFTS, Forwarded, Outcome, Step, check_draft, n_bad_rows
 from spec_core.types import Draft, FinishReason, Round, RoundKind, TargetOutput
 
 CLEAR_EVERY = 256  # tokens: a cache that grows leaves buffers that nothing fits into again
@@ -204,24 +204,7 @@ class Run:
         assert self.drafter is not None
         sampling = self.request.sampling
         draft = self.drafter.draft(self.anchor, cap, sampling=sampling, key=self.next_key())
-        if draft.n_drafted > cap:
-            raise ValueError(
-                f'[draft] Drafter "{self.drafter.name}" must propose at most {cap} tokens, '
-                f"got {draft.n_drafted}."
-            )
-        n, probs, confidence = draft.n_drafted, draft.probs, draft.confidence
-        if (
-            draft.tokens.ndim != 1
-            or not mx.issubdtype(draft.tokens.dtype, mx.integer)
-            or (probs is not None and probs.shape != (n, self.target.vocab_size))
-            or (confidence is not None and confidence.shape != (n,))
-        ):
-            raise ValueError(
-                f'[draft] Drafter "{self.drafter.name}" must give K whole numbers, (K, '
-                f"{self.target.vocab_size}) probs or None, and K confidences or None, got "
-                f"{draft.tokens.shape} of {draft.tokens.dtype}, {getattr(probs, 'shape', None)} "
-                f"and {getattr(confidence, 'shape', None)}."
-            )
+        check_draft(draft, self.drafter.name, cap, self.target.vocab_size)
         return draft if draft.source else replace(draft, source=self.drafter.name)
 
     def plain_steps(self) -> Iterator[Round]:

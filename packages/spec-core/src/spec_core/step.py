@@ -43,6 +43,28 @@ class Outcome:
     confidence: tuple[float, ...] | None = None
 
 
+def check_draft(draft: Draft, drafter: str, cap: int, vocab_size: int) -> None:
+    """Refuse a draft that breaks the contract; MLX would read past the end of its arrays.
+
+    Raises:
+        ValueError: it is longer than `cap`, or an array has another shape or type.
+    """
+    n, probs, confidence = draft.n_drafted, draft.probs, draft.confidence
+    if n > cap:
+        raise ValueError(f'[draft] Drafter "{drafter}" must propose at most {cap} tokens, got {n}.')
+    if (
+        draft.tokens.ndim != 1
+        or not mx.issubdtype(draft.tokens.dtype, mx.integer)
+        or (probs is not None and probs.shape != (n, vocab_size))
+        or (confidence is not None and confidence.shape != (n,))
+    ):
+        raise ValueError(
+            f'[draft] Drafter "{drafter}" must give K whole numbers, (K, {vocab_size}) probs or '
+            f"None, and K confidences or None, got {draft.tokens.shape} of {draft.tokens.dtype}, "
+            f"{getattr(probs, 'shape', None)} and {getattr(confidence, 'shape', None)}."
+        )
+
+
 def n_bad_rows(logits: mx.array, n_accepted: mx.array) -> mx.array:
     """Used rows without a distribution: logits (B, T, V), counts (B,) -> (B,) int32.
 
