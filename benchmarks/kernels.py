@@ -170,11 +170,11 @@ def time_queries(
     row["stock"][queries], row["ours"][queries] = stock - glue, kernel - glue
 
 
-def prefilled(model: nn.Module, context: int) -> list:
+def prefilled(model: Any, context: int) -> list:
     """Caches of `context` random positions, filled 512 at a time."""
-    caches = kv_cache.make_prompt_cache(model)
+    caches, vocab = kv_cache.make_prompt_cache(model), model.args.vocab_size
     for start in range(0, context, 512):
-        ids = mx.random.randint(0, 150000, (1, min(512, context - start)))
+        ids = mx.random.randint(0, vocab, (1, min(512, context - start)))
         mx.eval(model(ids, cache=caches))
     return caches
 
