@@ -37,19 +37,16 @@ QWEN3_8B = qwen3.ModelArgs(
     head_dim=128,
     tie_word_embeddings=False,
 )
-TINY = qwen3.ModelArgs(
-    model_type="qwen3",
+TINY = replace(
+    QWEN3_8B,
     hidden_size=64,
     num_hidden_layers=2,
     intermediate_size=128,
     num_attention_heads=2,
-    rms_norm_eps=1e-6,
     vocab_size=256,
     num_key_value_heads=1,
     max_position_embeddings=2048,
-    rope_theta=1e6,
     head_dim=32,
-    tie_word_embeddings=False,
 )
 SHAPES = {"qwen3-8b": QWEN3_8B, "tiny": TINY}
 BITS = (4, 8, 16)

@@ -27,8 +27,9 @@ def marks_of(tokenizer: Any) -> list[str]:
     wrapper = tokenizer.wrapper
     names = ("think_start", "think_end", "tool_call_start", "tool_call_end")
     found = [mark for name in names if (mark := getattr(wrapper, name, None))]
-    vocabulary = wrapper._tokenizer.get_vocab()
-    return [*found, *(mark for mark in harmony.MARKS if harmony.MARKS[1] in vocabulary)]
+    if harmony.MARKS[1] in wrapper._tokenizer.get_vocab():
+        found += harmony.MARKS
+    return found
 
 
 class Words:
