@@ -6,10 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from spec_kernels import ExactError, install, installation, row_invariant, rule_for
+from spec_kernels import ExactError, install, installation, installed, row_invariant, rule_for
 from spec_kernels.gate import Gate
 from spec_kernels.hardware import Device
-from spec_kernels.installation import span
+from spec_kernels.installed import span
 from spec_kernels.matmul import RowMatmul
 from spec_kernels.race import AttentionVerdict, Verdict
 
@@ -186,7 +186,7 @@ def whole_forwards(monkeypatch, seconds):
             tried.append(arm)
         return dict.fromkeys((1, 8, 16), seconds)
 
-    monkeypatch.setattr(installation, "race_forwards", race)
+    monkeypatch.setattr(installed, "race_forwards", race)
     return tried
 
 

@@ -5,17 +5,8 @@ import mlx.nn as nn
 import pytest
 
 from spec_kernels import ExactError
-from spec_kernels.layers import (
-    AttentionKernel,
-    LinearKernel,
-    Shared,
-    Switch,
-    attention_function,
-    unwrap,
-    weight_of,
-    wrap_attention,
-    wrap_linear,
-)
+from spec_kernels.attention_layers import AttentionKernel, attention_function, wrap_attention
+from spec_kernels.layers import LinearKernel, Shared, Switch, unwrap, weight_of, wrap_linear
 from spec_kernels.matmul import RowMatmul, stock_matmul
 
 
@@ -197,7 +188,7 @@ def test_attention_finds_the_kernel_in_this_instance_only(monkeypatch):
 
         return attend
 
-    monkeypatch.setattr("spec_kernels.layers.RowAttention.bound", bound)
+    monkeypatch.setattr("spec_kernels.attention_layers.RowAttention.bound", bound)
     wrap_attention(layer, "attend", kernel)
     q, k = attention_problem(4)
     assert layer(q, k, k, "causal") is q
@@ -209,7 +200,8 @@ def test_attention_finds_the_kernel_in_this_instance_only(monkeypatch):
 
 def test_attention_served_once_is_still_asked_what_may_change(monkeypatch):
     monkeypatch.setattr(
-        "spec_kernels.layers.RowAttention.bound", lambda self, q, k, causal: lambda q, k, v: q
+        "spec_kernels.attention_layers.RowAttention.bound",
+        lambda self, q, k, causal: lambda q, k, v: q,
     )
     switch = Switch()
     kernel = AttentionKernel(attend, {4: 40}, switch, "metal")

@@ -43,7 +43,7 @@ def test_the_raced_forward_leaves_its_cache_as_it_was(checkpoint, monkeypatch):
 def test_a_stalled_block_turns_the_kernels_off(make_target, monkeypatch):
     """Between the forward and the commit the outcome was read, so a stall shows there."""
     target, now = make_target("llama"), [0.0]
-    target.kernels = installed_kernels()
+    target.use_kernels(installed_kernels())
     monkeypatch.setattr(base.time, "perf_counter", lambda: now[0])
     cache = target.make_cache()
     target.prefill([1, 2, 3], cache)
@@ -63,7 +63,7 @@ def test_a_stalled_block_turns_the_kernels_off(make_target, monkeypatch):
 
 def test_a_stalled_batch_turns_them_off_too(make_target, monkeypatch):
     target, now = make_target("llama"), [0.0]
-    target.kernels = installed_kernels()
+    target.use_kernels(installed_kernels())
     monkeypatch.setattr(base.time, "perf_counter", lambda: now[0])
     caches = [target.make_cache() for _ in range(2)]
     for cache in caches:

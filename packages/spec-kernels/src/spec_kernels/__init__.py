@@ -14,10 +14,10 @@ from spec_kernels.attention import row_attention_ops as row_attention_ops
 from spec_kernels.exact import row_invariant as row_invariant
 from spec_kernels.hardware import rule_for as rule_for
 from spec_kernels.hardware import this_device as this_device
-from spec_kernels.installation import Installed as Installed
-from spec_kernels.installation import OpState as OpState
-from spec_kernels.installation import Report as Report
 from spec_kernels.installation import install as install
+from spec_kernels.installed import Installed as Installed
+from spec_kernels.installed import OpState as OpState
+from spec_kernels.installed import Report as Report
 from spec_kernels.matmul import Weight as Weight
 from spec_kernels.matmul import verify_matmul as verify_matmul
 from spec_kernels.matmul import verify_matmul_cuda as verify_matmul_cuda

@@ -18,12 +18,12 @@ MAX_QUERIES = 16
 NEAR, FAR, SHIFT = 128, 256, 2048
 Choice = Literal["auto", "ops", "stock", "metal", "cuda"]
 Mask = Literal["causal"] | None
-Attend = Callable[[mx.array, mx.array, mx.array], mx.array]
+Attend = Callable[..., mx.array]
 
 _WAYS = 4
 _PASS = Text(
     "row_attention",
-    ("q", "k", "v", "scale"),
+    ("q", "k", "v", "scale", "n_keys"),
     ("o", "o_top", "o_mass"),
     header="row_attention_header",
     row_contiguous=False,
@@ -154,7 +154,11 @@ class RowAttention:
         return self.bound(q, k, causal)(q, k, v)
 
     def bound(self, q: mx.array, k: mx.array, causal: bool) -> Attend:
-        """The launches for queries and a cache like these, whatever the cache's length."""
+        """The launches for queries and a cache like these, whatever the cache's length.
+
+        On CUDA they take a fourth argument, one int32: how many keys there are, at the start of
+        buffers with room for more. Without it there are as many as `k` is long.
+        """
         causal = causal or q.shape[2] == 1  # one query sees every key anyway
         key = (q.shape, k.shape[1], q.dtype, causal)
         attend = self._bound.get(key)
@@ -199,7 +203,12 @@ class _CudaAttend:
     """The CUDA launches for one shape of queries: all but the number of keys is worked out once."""
 
     def __init__(
-        self, shape: tuple[int, ...], kv_heads: int, dtype: mx.Dtype, causal: bool, scale: mx.array
+        self,
+        shape: tuple[int, ...],
+        kv_heads: int,
+        dtype: mx.Dtype,
+        causal: bool,
+        scale: mx.array,
     ) -> None:
         batch, heads, n_queries, self._depth = shape
         self._rows, self._heads = heads // kv_heads * n_queries, batch * kv_heads
@@ -222,7 +231,11 @@ class _CudaAttend:
         self._dims = _ints(n_queries, kv_heads)
         self._attending: dict[int, dict[str, Any]] = {}
 
-    def __call__(self, q: mx.array, k: mx.array, v: mx.array) -> mx.array:
+    def __call__(
+        self, q: mx.array, k: mx.array, v: mx.array, n_keys: mx.array | None = None
+    ) -> mx.array:
+        if n_keys is None:
+            n_keys = _length(k.shape[2])
         chunks = n_chunks(k.shape[2])
         attending = self._attending.get(chunks)
         if attending is None:
@@ -232,7 +245,7 @@ class _CudaAttend:
                 "output_shapes": _partial_shapes(self._heads, chunks, self._rows, self._depth),
                 "output_dtypes": [mx.float32] * 3,
             }
-        partials = self._attend(inputs=[q, k, v, self._scale], **attending)
+        partials = self._attend(inputs=[q, k, v, self._scale, n_keys], **attending)
         return self._merge(inputs=[*partials, self._dims], **self._merging)[0].transpose(0, 2, 1, 3)
 
 
@@ -253,6 +266,12 @@ def _template(
 @functools.cache
 def _ints(*values: int) -> mx.array:
     return mx.array(values, dtype=mx.int32)
+
+
+@functools.lru_cache(maxsize=4)
+def _length(n_keys: int) -> mx.array:
+    """One array for all layers of a forward."""
+    return mx.array(n_keys, dtype=mx.int32)
 
 
 def _partial_shapes(heads: int, chunks: int, rows: int, depth: int) -> Sequence[tuple[int, ...]]:

@@ -11,7 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from spec_kernels._build import ExactError
-from spec_kernels.layers import EMBEDDING, LINEAR, attention_function
+from spec_kernels.attention_layers import attention_function
+from spec_kernels.layers import EMBEDDING, LINEAR
 from spec_kernels.matmul import MAX_ROWS
 
 _ROWS = (1, 2, 3, 5, 8, 9, MAX_ROWS)

@@ -124,4 +124,14 @@ def attention_problem(shape: AttentionShape, where: str, **build: Any) -> str | 
             mx.array_equal(alone[:, :, 0], full[:, :, -queries])
         ):
             return f"rows are not independent at {queries} query positions"
+        if where == "cuda" and not bool(mx.array_equal(got, _in_a_buffer(attend, part, k, v))):
+            return f"what lies behind the keys is not ignored at {queries} query positions"
     return None
+
+
+def _in_a_buffer(attend: RowAttention, q: mx.array, k: mx.array, v: mx.array) -> mx.array:
+    """The same attention on buffers with room for more keys, which is full of NaN."""
+    nothing = mx.full((*k.shape[:2], 300, k.shape[3]), float("nan"), k.dtype)
+    k_buffer, v_buffer = (mx.concatenate([x, nothing], axis=2) for x in (k, v))
+    n_keys = mx.array(k.shape[2], dtype=mx.int32)
+    return attend.bound(q, k, causal=True)(q, k_buffer, v_buffer, n_keys)

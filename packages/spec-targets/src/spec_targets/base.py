@@ -18,6 +18,7 @@ from spec_core import LoadError, StateError, TargetOutput
 from spec_kernels import Installed
 from spec_targets import batching
 from spec_targets.batching import BatchCache
+from spec_targets.compiled import CompiledForward
 from spec_targets.exactness import find_inexact_op, find_inexact_width
 from spec_targets.families import Family
 from spec_targets.forward import Forward, Pass
@@ -87,7 +88,8 @@ class MlxTarget:
         self.model_type = model_type
         self.context_length = context_length
         self.kv_bits: int | None = None
-        self.kernels: Installed | None = None  # set by load_target
+        self.kernels: Installed | None = None  # see use_kernels
+        self._compiled: CompiledForward | None = None
         self.folder: Path | None = None  # of the checkpoint; set by load_target
         # Loads another checkpoint with the same wishes about kernels; set by load_target.
         self.open_beside: Callable[[Path], tuple[Any, Any]] | None = None
@@ -113,6 +115,11 @@ class MlxTarget:
         self._exact: tuple[str | None] | None = None
         self._batch: tuple[str | None] | None = None
 
+    def use_kernels(self, kernels: Installed) -> None:
+        """Serve with what has been installed in the model."""
+        self.kernels = kernels
+        self._compiled = CompiledForward(self._forward, kernels)
+
     @property
     def exact_refusal(self) -> str | None:
         """The op whose rows depend on their number, or None; measured at the first use."""
@@ -133,6 +140,8 @@ class MlxTarget:
     def make_cache(self) -> TargetCache:
         """A new, empty cache."""
         entries = [replace_entry(entry) for entry in make_prompt_cache(self.model)]
+        if self._compiled is not None:
+            self._compiled.make_room(entries)
         if self.kv_bits is not None:
             entries = [pack_entry(entry, self.kv_bits, self._kv_group_size) for entry in entries]
         rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
@@ -169,11 +178,14 @@ class MlxTarget:
         cache.torn = True
         for rollback in cache.rollbacks:
             rollback.open()
-        done = self._forward(block, cache.entries, taps)
+        output = self._compiled(block, cache.entries, taps) if self._compiled else None
+        if output is None:
+            done = self._forward(block, cache.entries, taps)
+            output = TargetOutput(done.logits, done.taps)
         cache.n_open = block.shape[0]
         cache.torn = False
         self._began = time.perf_counter()
-        return TargetOutput(done.logits, done.taps)
+        return output
 
     def commit(self, cache: TargetCache, n_keep: int) -> None:
         """Close the open block and keep its first `n_keep` rows."""

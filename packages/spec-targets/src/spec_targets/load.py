@@ -103,12 +103,8 @@ def load_target(
         ) from error
     target.folder = folder
     target.open_beside = partial(load_target, kernels=kernels, verdicts=verdicts)
-    target.kernels = install_kernels(
-        target,
-        text_config,
-        mode=kernels,
-        exact=exact,
-        verdicts=verdicts,
+    target.use_kernels(
+        install_kernels(target, text_config, mode=kernels, exact=exact, verdicts=verdicts)
     )
     return target, _load_tokenizer(folder, config, trust_remote_code)
 

@@ -1,0 +1,187 @@
+"""The attention kernel in the layers of one model instance.
+
+An attention layer calls a module-level function by name; a wrapped one finds the kernel under that
+name, and keeps its parameters, paths and `isinstance`. What the kernel does not serve goes to the
+model's own function, or to plain operations where that one plans anew for every length (cuDNN).
+Knows no model family.
+"""
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from spec_kernels._build import ExactError, KernelError
+from spec_kernels.attention import MAX_QUERIES, Attend, RowAttention, few_query_attention
+from spec_kernels.attention import unsupported as attention_unsupported
+from spec_kernels.layers import BASE, Switch
+
+_LOST = "stock was faster here"
+_FEW = 32  # queries from which cuDNN is worth a plan for every length
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """The kernel for one shape of queries, and what it asks of the rest."""
+
+    attend: Attend
+    least: int  # keys
+    dtype: mx.Dtype
+
+    def fits(self, q: mx.array, k: mx.array) -> bool:
+        return k.shape[2] >= self.least and q.dtype == self.dtype == k.dtype
+
+
+class AttentionKernel:
+    """Stands in for the attention function of a model's module, for one model instance.
+
+    Args:
+        original: the function it stands in for, called with the same arguments for all else.
+        min_keys: for each number of query positions, the cache length from which the kernel serves;
+            a number that is missing stays stock outside exact mode.
+        switch: shared by all layers of the model.
+        where: name of the kernel's backend.
+        raced: whether `min_keys` tells who was faster; False where the kernel cannot serve at all.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., mx.array],
+        min_keys: dict[int, int],
+        switch: Switch,
+        where: str,
+        *,
+        raced: bool = True,
+    ) -> None:
+        self._lost = _LOST if raced else "no kernel for these heads"
+        self._original, self._min_keys = original, min_keys
+        self._switch, self._where = switch, where
+        self._counted = f"attention {where}"
+        self._kernels: dict[float, RowAttention] = {}
+        self._seen: set[tuple[int, ...]] = set()
+        self._served: dict[tuple, _Served] = {}
+        switch.served.append(self._served)
+
+    def __call__(
+        self,
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any = None,
+        scale: float = 1.0,
+        mask: Any = None,
+        sinks: mx.array | None = None,
+        **others: Any,
+    ) -> mx.array:
+        """Attend with the kernel where it serves, else with the model's own function.
+
+        A cache with an attribute `n_keys`, int32 of shape (1,), says that `keys` and `values` are
+        whole buffers which hold so many: see `Installed.least_keys`.
+        """
+        n_keys = getattr(cache, "n_keys", None)
+        if n_keys is not None:
+            return self._within(queries, keys, values, n_keys, scale, mask, sinks)
+        if isinstance(keys, mx.array) and sinks is None and (mask is None or isinstance(mask, str)):
+            served = self._served.get((queries.shape, keys.shape[1], scale, mask))
+            if served is not None and served.fits(queries, keys):
+                self._switch.calls[self._counted] += 1
+                return served.attend(queries, keys, values)
+        reason = self._why_not(queries, keys, mask, sinks)
+        if queries.shape not in self._seen:
+            self._seen.add(queries.shape)
+            self._switch.fresh = True
+        if reason is None:
+            self._switch.calls[self._counted] += 1
+            attend = self._kernel(scale).bound(queries, keys, mask is not None)
+            key = (queries.shape, keys.shape[1], scale, mask)
+            least = 1 if self._switch.exact else self._min_keys[queries.shape[2]]
+            least = max(least, queries.shape[2])
+            self._served[key] = _Served(attend, least, queries.dtype)
+            return attend(queries, keys, values)
+        if self._takes_plain(queries, keys, sinks, reason):
+            self._switch.calls["attention plain"] += 1
+            return few_query_attention(queries, keys, values, scale=scale, mask=mask)
+        if self._switch.exact and queries.shape[2] <= MAX_QUERIES:
+            raise ExactError(f"[exact] attention must use the kernel, got: {reason}.")
+        if sinks is not None:
+            others["sinks"] = sinks
+        return self._original(queries, keys, values, cache=cache, scale=scale, mask=mask, **others)
+
+    def least_keys(self, n_queries: int) -> int | None:
+        """From how many keys the kernel serves so many positions, or None where it never does."""
+        if not self._switch.on or n_queries > MAX_QUERIES:
+            return None
+        return 1 if self._switch.exact else self._min_keys.get(n_queries)
+
+    def _within(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        n_keys: mx.array,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Attend to the keys at the start of buffers; no other code here could."""
+        reason = "attention sinks" if sinks is not None else None
+        reason = reason or (f"the {self._where} kernel" if self._where != "cuda" else None)
+        reason = reason or attention_unsupported(q, k, mask, self._where)
+        if reason:
+            raise KernelError(f"[attention] Whole buffers must go to the kernel, got: {reason}.")
+        self._switch.calls[self._counted] += 1
+        attend = self._kernel(scale).bound(q, k, mask is not None)
+        return attend(q, k, v, n_keys)
+
+    def _kernel(self, scale: float) -> RowAttention:
+        kernel = self._kernels.get(scale)
+        if kernel is None:
+            kernel = self._kernels[scale] = RowAttention(scale, self._where)
+        return kernel
+
+    def _takes_plain(self, q: mx.array, k: Any, sinks: Any, reason: str) -> bool:
+        """Whether plain operations serve: few queries on CUDA that no kernel and no race covers."""
+        few = 1 < q.shape[2] <= _FEW and isinstance(k, mx.array) and sinks is None
+        return few and self._where == "cuda" and not self._switch.exact and reason != _LOST
+
+    def _why_not(self, q: mx.array, k: Any, mask: Any, sinks: Any) -> str | None:
+        if not self._switch.on:
+            return self._switch.reason
+        n_queries = q.shape[2]
+        if n_queries > MAX_QUERIES:
+            return "a prompt"
+        if sinks is not None:
+            return "attention sinks"
+        if not isinstance(k, mx.array):
+            return "a quantised cache"
+        if not self._switch.exact and k.shape[2] < self._min_keys.get(n_queries, 1 << 62):
+            return self._lost
+        return attention_unsupported(q, k, mask, self._where)
+
+
+def attention_function(layer: nn.Module, name: str) -> Callable[..., mx.array] | None:
+    """The module-level function `name` that the layer's own code calls, or None."""
+    call = type(layer).__call__
+    code = getattr(call, "__code__", None)
+    if code is None or name not in code.co_names:
+        return None
+    return call.__globals__.get(name)
+
+
+def wrap_attention(layer: nn.Module, name: str, kernel: AttentionKernel) -> None:
+    """Make this layer's code find `kernel` under the global name `name`."""
+    base = type(layer)
+    call = base.__call__
+    copy = types.FunctionType(
+        call.__code__,
+        {**call.__globals__, name: kernel},
+        call.__name__,
+        call.__defaults__,
+        call.__closure__,
+    )
+    copy.__kwdefaults__ = call.__kwdefaults__
+    wrapped = type(base.__name__, (base,), {"__call__": copy, BASE: base})
+    object.__setattr__(layer, "__class__", wrapped)

@@ -1,0 +1,235 @@
+"""What is installed in one model: its state, its watchdog, and the way out.
+
+Knows which layers were wrapped, not how they were chosen.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import mlx.nn as nn
+
+from spec_kernels.attention_layers import AttentionKernel
+from spec_kernels.gate import Gate
+from spec_kernels.hardware import Device
+from spec_kernels.layers import LinearKernel, Switch, unwrap
+from spec_kernels.matmul import MAX_ROWS
+from spec_kernels.watchdog import Watchdog
+from spec_kernels.whole import Arm, Forward, best_arms, race_forwards
+
+
+@dataclass(frozen=True)
+class OpState:
+    """State of the kernels for one operation and shape.
+
+    Attributes:
+        op: "matmul" or "attention".
+        shape: for people, such as "4096x12288 4-bit g64 bfloat16".
+        layers: how many layers of the model have it.
+        kernel: "metal", "cuda" or "stock".
+        serves: row counts or query positions the kernel serves, such as "1-16"; empty if none.
+        reason: why.
+        speedup: measured stock time over kernel time by number of rows; empty if not raced.
+    """
+
+    op: str
+    shape: str
+    layers: int
+    kernel: str
+    serves: str
+    reason: str
+    speedup: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """State of the kernels of one model: what `spec doctor` and the statistics show.
+
+    Attributes:
+        device: where the model runs.
+        on: whether any kernel is in use.
+        exact: whether a row's bits are independent of its neighbours on this model.
+        reason: why the kernels are on or off as a whole.
+        ops: one entry per operation and shape.
+        arms: row counts by what their matmuls use ("raced": shapes that won; "all": every shape).
+        forward_ms: whole forwards of the model by rows and arm; empty if they were not raced.
+        calls: how often each kernel served since installation.
+    """
+
+    device: Device
+    on: bool
+    exact: bool
+    reason: str
+    ops: tuple[OpState, ...]
+    arms: dict[str, str]
+    forward_ms: dict[str, dict[str, float]]
+    calls: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
+        return asdict(self)
+
+
+def span(numbers: Any) -> str:
+    """Numbers as ranges: 1, 2, 3, 8 -> "1-3, 8"."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+class Installed:
+    """Kernels in one model. A context manager: leaving it uninstalls.
+
+    Use `install`; this class is what it returns.
+    """
+
+    def __init__(
+        self,
+        switch: Switch,
+        device: Device,
+        reason: str,
+        ops: list[OpState],
+        layers: list[nn.Module],
+        attentions: Sequence[AttentionKernel] = (),
+    ) -> None:
+        self._switch, self._device, self._reason = switch, device, reason
+        self._ops, self._layers, self._attentions = tuple(ops), layers, attentions
+        self._forward_ms: dict[str, dict[str, float]] = {}
+        self._watchdog = Watchdog()
+
+    @property
+    def max_rows(self) -> int | None:
+        """Rows up to which exact mode holds; None where nothing limits them."""
+        return MAX_ROWS if self._switch.exact and self._layers else None
+
+    @property
+    def epoch(self) -> int:
+        """Changes with what serves; a graph that was kept from an earlier one is stale."""
+        return self._switch.epoch
+
+    def least_keys(self, n_queries: int) -> int | None:
+        """From how many keys every attention layer can read whole buffers.
+
+        Args:
+            n_queries: query positions.
+
+        Returns:
+            A number of keys, or None where a buffer must be cut to the keys it holds: without the
+            kernel, or where stock attention was faster.
+        """
+        least = [attention.least_keys(n_queries) for attention in self._attentions]
+        if self._device.backend != "cuda" or not least or None in least or not self._layers:
+            return None
+        return max(n for n in least if n is not None)
+
+    @contextmanager
+    def tracing(self) -> Iterator[Counter[str]]:
+        """A model is being traced: yields what a run of the trace counts, once the block is over.
+
+        The watchdog leaves this round out.
+        """
+        before, traced = Counter(self._switch.calls), Counter[str]()
+        try:
+            yield traced
+        finally:
+            traced.update(self._switch.calls - before)
+            self._switch.calls.clear()
+            self._switch.calls.update(before)
+            self._switch.fresh = True
+
+    def count(self, calls: Mapping[str, int]) -> None:
+        """Add the calls of a trace that has run again."""
+        self._switch.calls.update(calls)
+
+    def report(self) -> Report:
+        """State now."""
+        arms: dict[str, list[int]] = {}
+        for rows, arm in enumerate(self._switch.arms):
+            if rows and self._ops:
+                arms.setdefault(arm, []).append(rows)
+        return Report(
+            device=self._device,
+            on=self._switch.on and bool(self._layers),
+            exact=self._switch.exact,
+            reason=self._reason if self._switch.on else self._switch.reason,
+            ops=self._ops,
+            arms={arm: span(rows) for arm, rows in arms.items()},
+            forward_ms=self._forward_ms,
+            calls=dict(self._switch.calls),
+        )
+
+    def race(self, forward: Forward, gate: Gate) -> None:
+        """Let whole forwards decide, by number of rows, which matmuls use their kernels.
+
+        Layers that serve nothing afterwards get their own class back.
+
+        Args:
+            forward: see `race_forwards`.
+            gate: keeps the outcome.
+        """
+
+        def measure() -> dict[str, Any]:
+            seconds = race_forwards(forward, lambda arm: self._switch.use((arm,) * (MAX_ROWS + 1)))
+            ms = {
+                str(n): {a: round(1e3 * s, 3) for a, s in by.items()} for n, by in seconds.items()
+            }
+            return {"arms": best_arms(seconds), "ms": ms}
+
+        shapes = sorted(f"{op.op} {op.shape} {op.layers} {op.serves}" for op in self._ops)
+        outcome = gate.forwards(
+            hashlib.sha256("; ".join(shapes).encode()).hexdigest()[:16], measure
+        )
+        arms: list[Arm] = outcome["arms"]
+        self._forward_ms = outcome["ms"]
+        self._switch.use(tuple(arms))
+        self._switch.calls.clear()
+        idle = [layer for layer in self._layers if not _serves(layer)]
+        self._layers = [layer for layer in self._layers if _serves(layer)]
+        for layer in idle:
+            unwrap(layer)
+
+    def observe(self, seconds: float) -> None:
+        """Tell the watchdog how long one verify took; a stall turns the kernels off.
+
+        The first verify of a width is left out: it may have compiled something.
+
+        Args:
+            seconds: wall time of one verify until its result was on the host.
+        """
+        if self._switch.fresh:
+            self._switch.fresh = False
+            return
+        stalled = self._watchdog.observe(seconds)
+        if stalled and self._switch.on:
+            self.disable(stalled)
+
+    def disable(self, reason: str) -> None:
+        """Turn the kernels off for the rest of this model's life.
+
+        In exact mode the next call raises.
+        """
+        self._switch.turn_off(reason)
+
+    def uninstall(self) -> None:
+        """Give every layer its own class back. Doing it twice does no harm."""
+        while self._layers:
+            unwrap(self._layers.pop())
+
+    def __enter__(self) -> "Installed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.uninstall()
+
+
+def _serves(layer: nn.Module) -> bool:
+    """Whether a wrapped layer's kernel still serves anything; attention was raced by itself."""
+    kernel = getattr(layer, "_spec_kernel", None)
+    return not isinstance(kernel, LinearKernel) or kernel.serves
