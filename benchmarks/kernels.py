@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx_lm.models import cache as kv_cache
 from random_model import QWEN3_8B, lazy_model
 
@@ -33,12 +32,15 @@ from spec_kernels.attention import RowAttention
 from spec_kernels.matmul import RowMatmul, Weight, stock_matmul, verify_matmul_ops
 from spec_kernels.numerics import MatmulShape, random_weight, relative_error
 from spec_kernels.race import chain, times
+from spec_targets import MlxTarget
+from spec_targets.compiled import TRIED_AFTER
+from spec_targets.load import family_for
 
 ROWS = (1, 2, 4, 8, 9, 16)
 WIDTHS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32)
 QUERIES = (1, 2, 4, 8, 16)
 HEADS, KV_HEADS, DEPTH = 32, 8, 128
-Arm = tuple[nn.Module, list]  # a model and its caches
+WARM_UP = TRIED_AFTER + 1  # forwards of a width before it is timed
 Views = Sequence[tuple[mx.array, mx.array]]  # keys and values
 MODELS = {
     "Qwen3-8B": (4096, 12288, 4096, 1024),
@@ -170,98 +172,119 @@ def time_queries(
     row["stock"][queries], row["ours"][queries] = stock - glue, kernel - glue
 
 
-def prefilled(model: Any, context: int) -> list:
-    """Caches of `context` random positions, filled 512 at a time."""
-    caches, vocab = kv_cache.make_prompt_cache(model), model.args.vocab_size
-    for start in range(0, context, 512):
-        ids = mx.random.randint(0, vocab, (1, min(512, context - start)))
-        mx.eval(model(ids, cache=caches))
-    return caches
+class Lane:
+    """One target on its own cache, as a generation uses it.
 
-
-def forward_once(model: nn.Module, caches: list, width: int) -> None:
-    """One forward of `width` rows and its argmax, until it is on the host."""
-    ids = mx.arange(width)[None]
-    mx.eval(mx.argmax(model(ids, cache=caches), axis=-1))
-    kv_cache.trim_prompt_cache(caches, width)
-
-
-def forward_curves(arms: dict[str, Arm], repeats: int) -> dict[str, dict[int, float]]:
-    """Milliseconds of one forward and its argmax, until it is on the host, by arm and width.
-
-    The arms take turns at every repetition, so that both meet the same disturbances.
+    Args:
+        target: The target.
+        context: Positions to begin with, filled 512 at a time.
     """
-    curves: dict[str, dict[int, float]] = {name: {} for name in arms}
+
+    def __init__(self, target: MlxTarget, context: int) -> None:
+        self.target, self.cache = target, target.make_cache()
+        for start in range(0, context, 512):
+            n = min(512, context - start)
+            ids = [(7919 * i) % target.vocab_size for i in range(start, start + n)]
+            target.prefill(ids, self.cache)
+
+    def block(self, ids: mx.array, keep: int) -> mx.array:
+        """Logits of a block (T,) of which `keep` rows stay; not evaluated."""
+        logits = self.target.verify(ids, self.cache).logits
+        self.target.commit(self.cache, keep)
+        return logits
+
+    def forward(self, width: int, keep: int = 0) -> None:
+        """One block of `width` rows and its argmax, until it is on the host."""
+        mx.eval(mx.argmax(self.block(mx.arange(width), keep), axis=-1))
+
+    def forget(self, n: int) -> None:
+        """Drop the newest `n` positions."""
+        kv_cache.trim_prompt_cache(self.cache.entries, n)
+        self.cache.offset -= n
+
+
+def forward_curves(lanes: dict[str, Lane], repeats: int) -> dict[str, dict[int, float]]:
+    """Milliseconds of one forward and its argmax, until it is on the host, by lane and width.
+
+    The lanes take turns at every repetition, so that both meet the same disturbances.
+    """
+    curves: dict[str, dict[int, float]] = {name: {} for name in lanes}
     for width in WIDTHS:
-        seconds: dict[str, list[float]] = {name: [] for name in arms}
-        for _ in range(repeats + 1):
-            for name, (model, caches) in arms.items():
+        seconds: dict[str, list[float]] = {name: [] for name in lanes}
+        for turn in range(WARM_UP + repeats):
+            for name, lane in lanes.items():
                 start = time.perf_counter()
-                forward_once(model, caches, width)
-                seconds[name].append(time.perf_counter() - start)
+                lane.forward(width)
+                if turn >= WARM_UP:
+                    seconds[name].append(time.perf_counter() - start)
         for name, taken in seconds.items():
-            curves[name][width] = statistics.median(taken[1:] or taken) * 1e3
+            curves[name][width] = statistics.median(taken) * 1e3
     return curves
 
 
-def growing_ms(arms: dict[str, Arm], width: int = 8, keep: int = 3, rounds: int = 12) -> dict:
-    """Milliseconds of a block of `width` rows of which `keep` stay, as a text grows, by arm."""
-    taken: dict[str, list[float]] = {name: [] for name in arms}
+def growing_ms(lanes: dict[str, Lane], width: int = 8, keep: int = 3, rounds: int = 12) -> dict:
+    """Milliseconds of a block of `width` rows of which `keep` stay, as a text grows, by lane."""
+    taken: dict[str, list[float]] = {name: [] for name in lanes}
     for turn in range(rounds + 2):
-        for name, (model, caches) in arms.items():
-            ids = mx.arange(width)[None]
+        for name, lane in lanes.items():
             start = time.perf_counter()
-            mx.eval(mx.argmax(model(ids, cache=caches), axis=-1))
-            kv_cache.trim_prompt_cache(caches, width - keep)
+            lane.forward(width, keep)
             if turn >= 2:
                 taken[name].append(time.perf_counter() - start)
-    for _, caches in arms.values():
-        kv_cache.trim_prompt_cache(caches, keep * (rounds + 2))
+    for lane in lanes.values():
+        lane.forget(keep * (rounds + 2))
     return {name: statistics.median(seconds) * 1e3 for name, seconds in taken.items()}
 
 
-def decode_ms(arms: dict[str, Arm], tokens: int = 30, turns: int = 3) -> dict[str, float]:
+def decode_ms(lanes: dict[str, Lane], tokens: int = 30, turns: int = 3) -> dict[str, float]:
     """Milliseconds a token of plain greedy decoding, each step enqueued before the last is read."""
-    taken: dict[str, list[float]] = {name: [] for name in arms}
+    taken: dict[str, list[float]] = {name: [] for name in lanes}
     for _ in range(turns):
-        for name, (model, caches) in arms.items():
-            y, start = mx.array([[5]]), 0.0
+        for name, lane in lanes.items():
+            y, start = mx.array([5], mx.int32), 0.0
             for step in range(tokens + 5):
                 if step == 5:
                     mx.eval(y)
                     start = time.perf_counter()
-                y = mx.argmax(model(y, cache=caches)[:, -1], axis=-1)[:, None]
+                y = mx.argmax(lane.block(y, 1), axis=-1)
                 mx.async_eval(y)
             mx.eval(y)
             taken[name].append((time.perf_counter() - start) / tokens * 1e3)
-            kv_cache.trim_prompt_cache(caches, tokens + 5)
+            lane.forget(tokens + 5)
     return {name: statistics.median(seconds) for name, seconds in taken.items()}
 
 
-def exact_rounds(model: nn.Module, caches: list, tokens: int) -> dict[str, int]:
+def exact_rounds(lane: Lane, tokens: int) -> dict[str, int]:
     """Greedy decoding one token at a time, then again in blocks with wrong drafts mixed in.
 
     Every row of every block that follows a right prefix must have the logits' own bits.
     """
     ids, logits = [7], []
     for _ in range(tokens):
-        logits.append(model(mx.array([[ids[-1]]]), cache=caches)[0, -1])
+        logits.append(lane.block(mx.array([ids[-1]]), 1)[0])
         ids.append(int(mx.argmax(logits[-1])))
-    kv_cache.trim_prompt_cache(caches, tokens)
+    lane.forget(tokens)
     at = differ = compared = 0
     width = 1
     while at < tokens:
         width = min(width % 16 + 3, 16, tokens - at)
         right = max(1, width - at % 3)
         block = ids[at : at + right] + [11] * (width - right)
-        rows = model(mx.array([block]), cache=caches)[0]
+        rows = lane.block(mx.array(block), right)
         same = [mx.array_equal(rows[i], logits[at + i]) for i in range(right)]
         compared += right
         differ += right - sum(bool(s) for s in same)
-        kv_cache.trim_prompt_cache(caches, width - right)
         at += right
-    kv_cache.trim_prompt_cache(caches, tokens)
+    lane.forget(tokens)
     return {"rows": compared, "rows that differ": differ}
+
+
+def random_target(bits: int) -> MlxTarget:
+    """A random Qwen3-8B behind the contract."""
+    model = lazy_model(QWEN3_8B, bits)
+    mx.eval(model.parameters())
+    model.eval()
+    return MlxTarget(model, family_for("qwen3"), "qwen3", n_heads=HEADS)
 
 
 def time_forwards(
@@ -273,36 +296,35 @@ def time_forwards(
     verdicts: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Width curves and decoding of stock MLX and of a twin with the kernels, and exactness."""
-    model, twin = lazy_model(QWEN3_8B, bits), lazy_model(QWEN3_8B, bits)
-    mx.eval(model.parameters())
-    twin.update(model.parameters())
+    stock, twin = random_target(bits), random_target(bits)
+    twin.model.update(stock.model.parameters())
     table, heads = [], (HEADS, KV_HEADS, DEPTH)
     with tempfile.TemporaryDirectory() as folder:
         cache = verdicts or Path(folder) / "verdicts.json"
-        filled = {n: (prefilled(model, n), prefilled(model, n)) for n in contexts}
-        first = filled[contexts[0]][1]
-        forward_curves({"stock": (model, first)}, 0)
-        with install(twin, exact=True, attention_shape=heads):
-            forward_curves({"ours": (twin, first)}, 0)  # all is compiled before the lock
+        first = Lane(twin, contexts[0])
+        with install(twin.model, exact=True, attention_shape=heads):
+            for width in WIDTHS:
+                first.forward(width)  # all is compiled before the lock
         with (
             alone(lock),
             install(
-                twin,
+                twin.model,
                 exact=mode == "exact",
                 attention_shape=heads,
                 cache=cache,
-                forward=lambda rows: forward_once(twin, first, rows),
+                forward=first.forward,
             ) as installed,
         ):
             report = installed.report()
-            for context, (caches, other) in filled.items():
-                arms = {"stock": (model, caches), "ours": (twin, other)}
+            twin.use_kernels(installed)
+            for context in contexts:
+                lanes = {"stock": Lane(stock, context), "ours": Lane(twin, context)}
                 row: dict[str, Any] = {"bits": bits, "context": context, "mode": mode}
-                row["forward_ms"] = forward_curves(arms, repeats)
-                row["growing_ms"] = growing_ms(arms)
-                row["decode_ms"] = decode_ms(arms)
+                row["forward_ms"] = forward_curves(lanes, repeats)
+                row["growing_ms"] = growing_ms(lanes)
+                row["decode_ms"] = decode_ms(lanes)
                 if mode == "exact":
-                    row["exact"] = exact_rounds(twin, other, 64)
+                    row["exact"] = exact_rounds(lanes["ours"], 64)
                 row["arms"], row["race_ms"] = report.arms, report.forward_ms
                 row["state"] = report.as_dict()["ops"]
                 table.append(row)
