@@ -222,7 +222,7 @@ def forward_curves(lanes: dict[str, Lane], repeats: int) -> dict[str, dict[int, 
     return curves
 
 
-def growing_ms(lanes: dict[str, Lane], width: int = 8, keep: int = 3, rounds: int = 12) -> dict:
+def growing_ms(lanes: dict[str, Lane], width: int = 8, keep: int = 3, rounds: int = 6) -> dict:
     """Milliseconds of a block of `width` rows of which `keep` stay, as a text grows, by lane."""
     taken: dict[str, list[float]] = {name: [] for name in lanes}
     for turn in range(rounds + 2):
