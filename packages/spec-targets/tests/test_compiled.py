@@ -33,6 +33,7 @@ def bound(self, q, k, causal):
 def serve(make_target, monkeypatch):
     """Makes a target whose attention goes to the stand-in, as on a CUDA device."""
     monkeypatch.setattr(compiled, "TRIED_AFTER", 3)
+    monkeypatch.setattr(compiled, "RACED", 0)
     monkeypatch.setattr(compiled, "ROOM", 32)
     monkeypatch.setattr("spec_kernels.attention_layers.RowAttention.bound", bound)
     monkeypatch.setattr("spec_kernels.attention_layers.attention_unsupported", lambda *_: None)
@@ -194,3 +195,37 @@ def test_few_graphs_are_kept(serve, monkeypatch):
     for rows in (2, 3, 4):
         rounds(target, 4, rows=rows)
     assert [key[0] for key in target._compiled._kinds] == [3, 4]
+
+
+@pytest.mark.parametrize(("replay_s", "kept"), [(0.9, True), (1.1, False)])
+def test_a_graph_stays_only_if_its_rounds_are_faster(serve, monkeypatch, replay_s, kept):
+    """By turns of two, after the two blocks before the trace and the one of the trial."""
+    monkeypatch.setattr(compiled, "RACED", 8)
+    monkeypatch.setattr(compiled, "TURN", 2)
+    monkeypatch.setattr(compiled, "ROOM", 128)
+    target, now, served, take = serve("llama"), [0.0], [], compiled._take
+    monkeypatch.setattr(compiled.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(compiled, "_take", lambda *a: served.append(len(rounds_s)) or take(*a))
+    rounds_s = []
+
+    def after(i):
+        rounds_s.append(replay_s if served and served[-1] == i else 1.0)
+        now[0] += rounds_s[-1]
+
+    rounds(target, 14, after=after)
+    assert served == [3, 4, 7, 8, *([11, 12, 13] if kept else [])]
+
+
+def test_a_pause_between_two_texts_is_no_round(serve, monkeypatch):
+    monkeypatch.setattr(compiled, "RACED", 100)
+    target, now = serve("llama"), [0.0]
+    monkeypatch.setattr(compiled.time, "perf_counter", lambda: now[0])
+
+    def after(i):
+        now[0] += 1.0
+
+    for _ in range(3):
+        rounds(target, 4, after=after)
+        now[0] += 500.0
+    (kind,) = target._compiled._kinds.values()
+    assert {*kind.own_s, *kind.replay_s} == {1.0}

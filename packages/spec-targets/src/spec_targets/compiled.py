@@ -3,12 +3,15 @@
 A GPU that verifies a few rows is done before Python has built the next graph. Here the graph of a
 block is traced once for a capacity of the cache, with the position as an input, and replayed from
 then on. Only for models whose state is plain keys and values, with kernels that read whole buffers;
-and only after a replay has given the same bits as the model's own forward on the same block.
+only after a replay has given the same bits as the model's own forward on the same block; and only
+if rounds with replays turn out faster than rounds without, which they are raced for.
 """
 
+import statistics
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +22,8 @@ from spec_kernels import Installed, KernelError
 from spec_targets.forward import Forward
 
 TRIED_AFTER = 8  # blocks of a kind: fewer would not repay the trace
+RACED = 24  # blocks of a kind after the trace, by turns with and without the graph
+TURN = 4  # blocks: what one leaves on the device weighs on the next
 KEPT = 32  # graphs
 ROOM = 1024  # positions by which buffers grow: each capacity is a graph of its own
 Graph = Callable[..., list[mx.array]]
@@ -56,12 +61,41 @@ class Buffers:
 
 @dataclass(slots=True)
 class _Kind:
-    """Blocks of one shape: how often they came, and their graph once there is one."""
+    """Blocks of one shape: how often they came, their graph once there is one, and its race."""
 
     met: int = 0
     refused: bool = False
     graph: Graph | None = None
-    calls: Counter[str] | None = None
+    calls: Counter[str] = field(default_factory=Counter)
+    raced: int = 0
+    own_s: list[float] = field(default_factory=list)
+    replay_s: list[float] = field(default_factory=list)
+
+    @property
+    def racing(self) -> bool:
+        """Whether blocks are still served by turns."""
+        return self.raced < RACED
+
+    def replays(self) -> bool:
+        """Whether the graph serves the block at hand; the first call after the race judges it."""
+        if self.racing:
+            self.raced += 1
+            return (self.raced - 1) // TURN % 2 == 0
+        if self.own_s and self.replay_s:
+            if statistics.median(self.replay_s) >= statistics.median(self.own_s):
+                self.refused, self.graph = True, None
+            self.own_s.clear()
+            self.replay_s.clear()
+        return self.graph is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The block before this one, while its kind is raced: it lasts until the next one begins."""
+
+    at: float
+    entries: Sequence[Any]
+    times: list[float]
 
 
 class CompiledForward:
@@ -76,6 +110,7 @@ class CompiledForward:
         self._forward, self._kernels = forward, kernels
         self._kinds: OrderedDict[tuple[Any, ...], _Kind] = OrderedDict()
         self._never = False
+        self._begun: _Begun | None = None
 
     def make_room(self, entries: Sequence[Any]) -> None:
         """Let new cache entries grow by steps that are worth a graph."""
@@ -92,6 +127,9 @@ class CompiledForward:
 
         The entries grow by T rows as with the model's own forward.
         """
+        begun, self._begun, now = self._begun, None, time.perf_counter()
+        if begun is not None and begun.entries is entries:
+            begun.times.append(now - begun.at)
         rows, capacity = block.shape[0], self._capacity(block.shape[0], entries)
         if capacity is None:
             return None
@@ -101,8 +139,13 @@ class CompiledForward:
             if kind.met < TRIED_AFTER or kind.refused:
                 return None
             return self._try(kind, block, entries, taps)
+        racing, replays = kind.racing, kind.replays()
+        if racing:
+            self._begun = _Begun(now, entries, kind.replay_s if replays else kind.own_s)
+        if not replays:
+            return None
         arrays = kind.graph(block, *_inputs(entries))
-        self._kernels.count(kind.calls or {})
+        self._kernels.count(kind.calls)
         return _take(arrays, len(taps), entries, rows)
 
     def _capacity(self, rows: int, entries: Sequence[Any]) -> int | None:
