@@ -149,8 +149,6 @@ class MlxTarget:
     def make_cache(self) -> TargetCache:
         """A new, empty cache."""
         entries = [replace_entry(entry) for entry in make_prompt_cache(self.model)]
-        if self._compiled is not None:
-            self._compiled.make_room(entries)
         if self.kv_bits is not None:
             entries = [pack_entry(entry, self.kv_bits, self._kv_group_size) for entry in entries]
         rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
