@@ -7,10 +7,20 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache
 
-from spec_targets import MlxTarget
+from spec_kernels import Installed
+from spec_kernels.attention_layers import AttentionKernel, attention_function, wrap_attention
+from spec_kernels.hardware import Device
+from spec_kernels.layers import Switch
+from spec_targets import MlxTarget, compiled
 from spec_targets.families import FAMILIES
 from spec_targets.tiny import build, tiny_config, tiny_model
+
+CUDA = Device("cuda", "sm_90", "NVIDIA H200", "Linux 6.18")
+NAME = "scaled_dot_product_attention"
+PAD = 128  # one length for every attention, so that its sums are the same sums
+FULL = ["full_attention"] * 3
 
 
 @pytest.fixture
@@ -45,3 +55,50 @@ def checkpoint(tmp_path, monkeypatch):
         return tmp_path
 
     return write
+
+
+@pytest.fixture
+def attend_bound():
+    """Stands in for what binds the CUDA attention kernel, with buffers as well."""
+
+    def bound(self, q, k, causal):
+        def attend(q, k, v, n_keys=None):
+            n = k.shape[2] if n_keys is None else n_keys
+            k, v = (mx.pad(x, [(0, 0), (0, 0), (0, PAD - x.shape[2]), (0, 0)]) for x in (k, v))
+            last = n - q.shape[2] + mx.arange(q.shape[2])
+            seen = mx.arange(PAD)[None] <= last[:, None]
+            scale = float(self._scale)
+            return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=seen)
+
+        return attend
+
+    return bound
+
+
+@pytest.fixture
+def serve(make_target, monkeypatch, attend_bound):
+    """Makes a target whose attention goes to the stand-in, as on a CUDA device."""
+    monkeypatch.setattr(compiled, "TRIED_AFTER", 3)
+    monkeypatch.setattr(compiled, "RACED", 0)
+    monkeypatch.setattr(compiled, "ROOM", 32)
+    monkeypatch.setattr(KVCache, "step", 8)
+    monkeypatch.setattr("spec_kernels.attention_layers.RowAttention.bound", attend_bound)
+    monkeypatch.setattr("spec_kernels.attention_layers.attention_unsupported", lambda *_: None)
+
+    def make(model_type, layer_types=FULL, *, graphs=True, **fields):
+        target = make_target(model_type, layer_types=layer_types, **fields)
+        switch, kernels, layers = Switch(), {}, []
+        for _, layer in target.model.named_modules():
+            original = attention_function(layer, NAME)
+            if original is not None:
+                least = dict.fromkeys(range(1, 17), 4)
+                kernel = kernels.setdefault(
+                    original, AttentionKernel(original, least, switch, "cuda")
+                )
+                wrap_attention(layer, NAME, kernel)
+                layers.append(layer)
+        installed = Installed(switch, CUDA, "known", [], layers, [*kernels.values()])
+        target.use_kernels(installed, replay=graphs)
+        return target
+
+    return make

@@ -6,7 +6,7 @@ import pytest
 from spec_kernels import Installed, installation
 from spec_kernels.hardware import this_device
 from spec_kernels.layers import Switch
-from spec_targets import acceleration, base, load_target
+from spec_targets import acceleration, base, load, load_target
 
 
 def installed_kernels():
@@ -38,6 +38,19 @@ def test_the_raced_forward_leaves_its_cache_as_it_was(checkpoint, monkeypatch):
     token = mx.array([3], mx.int32)
     got, want = target.verify(token, caches[0]).logits, target.verify(token, fresh).logits
     assert mx.array_equal(got, want)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_part_of_a_split_model_tries_no_graphs(checkpoint, monkeypatch, size):
+    """A trial is two forwards: the other processes would wait for their part of the second."""
+
+    class Ranks:
+        def size(self):
+            return size
+
+    monkeypatch.setattr(load, "_split", lambda *_: None)
+    target, _ = load_target(checkpoint(), group=Ranks())
+    assert (target._compiled is None) == (size > 1)
 
 
 def test_a_stalled_block_turns_the_kernels_off(make_target, monkeypatch):

@@ -1,59 +1,16 @@
 """Blocks as compiled graphs: the same results, or else the model's own forward."""
 
+import threading
+import weakref
+
 import mlx.core as mx
 import pytest
 
-from spec_kernels import Installed
-from spec_kernels.attention_layers import AttentionKernel, attention_function, wrap_attention
-from spec_kernels.hardware import Device
-from spec_kernels.layers import Switch
+from spec_core import StateError
 from spec_targets import compiled
 
-CUDA = Device("cuda", "sm_90", "NVIDIA H200", "Linux 6.18")
-NAME = "scaled_dot_product_attention"
-PAD = 128  # one length for every attention, so that its sums are the same sums
 FULL = ["full_attention"] * 3
 PROMPT = [5, 3, 8, 1, 9, 2, 7, 4]
-
-
-def bound(self, q, k, causal):
-    """Stands in for the CUDA kernel, with buffers as well."""
-
-    def attend(q, k, v, n_keys=None):
-        n = k.shape[2] if n_keys is None else n_keys
-        k, v = (mx.pad(x, [(0, 0), (0, 0), (0, PAD - x.shape[2]), (0, 0)]) for x in (k, v))
-        last = n - q.shape[2] + mx.arange(q.shape[2])
-        seen = mx.arange(PAD)[None] <= last[:, None]
-        return mx.fast.scaled_dot_product_attention(q, k, v, scale=float(self._scale), mask=seen)
-
-    return attend
-
-
-@pytest.fixture
-def serve(make_target, monkeypatch):
-    """Makes a target whose attention goes to the stand-in, as on a CUDA device."""
-    monkeypatch.setattr(compiled, "TRIED_AFTER", 3)
-    monkeypatch.setattr(compiled, "RACED", 0)
-    monkeypatch.setattr(compiled, "ROOM", 32)
-    monkeypatch.setattr("spec_kernels.attention_layers.RowAttention.bound", bound)
-    monkeypatch.setattr("spec_kernels.attention_layers.attention_unsupported", lambda *_: None)
-
-    def make(model_type, layer_types=FULL, **fields):
-        target = make_target(model_type, layer_types=layer_types, **fields)
-        switch, kernels, layers = Switch(), {}, []
-        for _, layer in target.model.named_modules():
-            original = attention_function(layer, NAME)
-            if original is not None:
-                least = dict.fromkeys(range(1, 17), 4)
-                kernel = kernels.setdefault(
-                    original, AttentionKernel(original, least, switch, "cuda")
-                )
-                wrap_attention(layer, NAME, kernel)
-                layers.append(layer)
-        target.use_kernels(Installed(switch, CUDA, "known", [], layers, [*kernels.values()]))
-        return target
-
-    return make
 
 
 @pytest.fixture
@@ -91,9 +48,9 @@ def test_a_replay_is_the_models_own_forward(serve, make_target, forwards, model_
     want = rounds(make_target(model_type, layer_types=FULL), 20)
     for a, b in zip(got, want, strict=True):
         assert mx.allclose(a, b, rtol=1e-4, atol=1e-5)
-    # For each of two capacities two own forwards, the trace, and the one it is held against; then
-    # the block that made room, and before all a probe and the prompt.
-    assert (of_compiled, len(forwards) - of_compiled) == (2 * 4 + 1 + 2, 20 + 2)
+    # For each of two capacities two own forwards, the trace, and the one it is held against; and
+    # before all a probe and the prompt.
+    assert (of_compiled, len(forwards) - of_compiled) == (2 * 4 + 2, 20 + 2)
 
 
 def test_a_replay_has_the_same_bits(serve, monkeypatch):
@@ -120,9 +77,9 @@ def test_the_buffers_are_handed_on_without_a_copy(serve):
     assert mx.get_active_memory() <= before
 
 
-def test_a_graph_that_differs_by_a_bit_is_never_used(serve, monkeypatch, forwards):
+def test_a_graph_that_differs_by_a_bit_is_never_used(serve, attend_bound, monkeypatch, forwards):
     def inexact(self, q, k, causal):
-        attend = bound(self, q, k, causal)
+        attend = attend_bound(self, q, k, causal)
         return lambda q, k, v, *n: attend(q, k, v, *n) * (1 + 1e-6 * len(n))
 
     monkeypatch.setattr("spec_kernels.attention_layers.RowAttention.bound", inexact)
@@ -229,3 +186,135 @@ def test_a_pause_between_two_texts_is_no_round(serve, monkeypatch):
         now[0] += 500.0
     (kind,) = target._compiled._kinds.values()
     assert {*kind.own_s, *kind.replay_s} == {1.0}
+
+
+def test_a_trial_that_fills_its_buffers_proves_nothing(serve, attend_bound, monkeypatch):
+    """There a kernel that does not look how many keys there are is right."""
+
+    def careless(self, q, k, causal):
+        attend = attend_bound(self, q, k, causal)
+        return lambda q, k, v, *n: attend(q, k, v)
+
+    monkeypatch.setattr("spec_kernels.attention_layers.RowAttention.bound", careless)
+    monkeypatch.setattr(compiled, "TRIED_AFTER", 6)
+    target = serve("llama")
+    cache = target.make_cache()
+    target.prefill(PROMPT, cache)
+    for _ in range(6):  # 8 + 6 * 4 = 32
+        target.verify(mx.arange(4, dtype=mx.int32), cache)
+        target.commit(cache, 4)
+    (kind,) = target._compiled._kinds.values()
+    assert (cache.offset, kind.met, kind.graph) == (32, 6, None)
+    cache = target.make_cache()
+    target.prefill(PROMPT, cache)
+    target.verify(mx.arange(4, dtype=mx.int32), cache)
+    assert kind.refused
+
+
+def test_code_that_never_asks_how_full_buffers_are_keeps_its_own_forward(serve):
+    target = serve("gear")  # with a softcap its attention is its own, and no kernel's
+    rounds(target, 4)
+    assert target._compiled._never
+
+
+@pytest.mark.parametrize("error", [IndexError, KeyError, AssertionError, ZeroDivisionError])
+def test_a_trace_may_fail_in_any_way(serve, monkeypatch, error):
+    target = serve("llama")
+    rope = type(target.model.layers[0].self_attn.rope)
+    own = rope.__call__
+
+    def call(self, x, offset=0):
+        if isinstance(offset, mx.array):
+            raise error("no position")
+        return own(self, x, offset)
+
+    monkeypatch.setattr(rope, "__call__", call)
+    assert len(rounds(target, 5)) == 15 and target._compiled._never
+
+
+def test_a_trial_without_memory_ends_the_graphs_of_its_kind_alone(serve, monkeypatch):
+    target, own, left = serve("llama"), mx.eval, [1]
+
+    def evaluate(*arrays):
+        if left and isinstance(arrays[0], list) and len(arrays[0]) > 3:  # logits, taps and buffers
+            left.clear()
+            raise RuntimeError("out of memory")
+        own(*arrays)
+
+    cache = target.make_cache()
+    target.prefill(PROMPT, cache)
+    monkeypatch.setattr(mx, "eval", evaluate)
+    for rows in (4, 4, 4, 4, 2, 2, 2, 2):
+        target.verify(mx.arange(rows, dtype=mx.int32), cache)
+        target.commit(cache, 1)
+    kinds = target._compiled._kinds.values()
+    assert [(kind.refused, kind.graph is not None) for kind in kinds] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_an_interrupt_in_a_trace_tears_one_cache_and_nothing_else(serve, monkeypatch):
+    target, left = serve("llama"), [1]
+    rope = type(target.model.layers[0].self_attn.rope)
+    own = rope.__call__
+
+    def call(self, x, offset=0):
+        if isinstance(offset, mx.array) and left:
+            left.clear()
+            raise KeyboardInterrupt
+        return own(self, x, offset)
+
+    monkeypatch.setattr(rope, "__call__", call)
+    cache = target.make_cache()
+    target.prefill(PROMPT, cache)
+    block = mx.arange(4, dtype=mx.int32)
+    for _ in range(2):
+        target.verify(block, cache)
+        target.commit(cache, 1)
+    calls = dict(target.kernels.report().calls)
+    with pytest.raises(KeyboardInterrupt):
+        target.verify(block, cache)
+    assert target.kernels.report().calls == calls
+    with pytest.raises(StateError, match="tore"):
+        target.verify(block, cache)
+    got = rounds(target, 8)
+    assert any(kind.graph for kind in target._compiled._kinds.values())
+    want = rounds(serve("llama", graphs=False), 8)
+    assert all(mx.array_equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_a_graph_serves_other_threads(serve):
+    """MLX traces again there: that counts no call twice, and its time is no stall."""
+    target, got = serve("llama"), []
+    want = rounds(target, 8)
+    once = target.kernels.report().calls["attention cuda"]
+    target.kernels._switch.fresh = False
+    cache = target.make_cache()
+    target.prefill(PROMPT, cache)
+
+    def elsewhere():
+        got.append(target.verify(mx.arange(4, dtype=mx.int32) * 7, cache, taps=(0, 2)).logits)
+        mx.eval(got)
+        got.append(target.kernels._switch.fresh)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert mx.array_equal(got[0], want[0]) and got[1]
+    layers = target.n_layers
+    assert target.kernels.report().calls["attention cuda"] == once + 2 * layers  # with the prompt
+
+
+def test_a_race_keeps_no_cache_alive(serve, monkeypatch):
+    monkeypatch.setattr(compiled, "RACED", 100)
+    target = serve("llama")
+    cache = target.make_cache()
+    target.prefill(PROMPT, cache)
+    for _ in range(5):
+        target.verify(mx.arange(4, dtype=mx.int32), cache)
+        target.commit(cache, 1)
+    assert target._compiled._begun is not None
+    entry = weakref.ref(cache.entries[0])
+    del cache
+    assert entry() is None

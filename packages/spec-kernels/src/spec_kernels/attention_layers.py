@@ -78,7 +78,7 @@ class AttentionKernel:
     ) -> mx.array:
         """Attend with the kernel where it serves, else with the model's own function.
 
-        A cache with an attribute `n_keys`, int32 of shape (1,), says that `keys` and `values` are
+        A cache with an attribute `n_keys`, an int32 without axes, says that `keys` and `values` are
         whole buffers which hold so many: see `Installed.least_keys`.
         """
         n_keys = getattr(cache, "n_keys", None)

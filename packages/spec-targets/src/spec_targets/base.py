@@ -115,10 +115,19 @@ class MlxTarget:
         self._exact: tuple[str | None] | None = None
         self._batch: tuple[str | None] | None = None
 
-    def use_kernels(self, kernels: Installed) -> None:
-        """Serve with what has been installed in the model."""
+    def use_kernels(self, kernels: Installed, *, replay: bool = True) -> None:
+        """Serve with what has been installed in the model.
+
+        Kernels and graphs hold the weights of now: install and call this again after a change.
+
+        Args:
+            kernels: What `spec_kernels.install` returned.
+            replay: Let blocks become compiled graphs. Not for one part of a split model: each
+                process would decide by its own races when to try one, and a trial is two forwards,
+                for whose sums the other processes would have to wait.
+        """
         self.kernels = kernels
-        self._compiled = CompiledForward(self._forward, kernels)
+        self._compiled = CompiledForward(self._forward, kernels) if replay else None
 
     @property
     def exact_refusal(self) -> str | None:
@@ -140,8 +149,6 @@ class MlxTarget:
     def make_cache(self) -> TargetCache:
         """A new, empty cache."""
         entries = [replace_entry(entry) for entry in make_prompt_cache(self.model)]
-        if self._compiled is not None:
-            self._compiled.make_room(entries)
         if self.kv_bits is not None:
             entries = [pack_entry(entry, self.kv_bits, self._kv_group_size) for entry in entries]
         rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]

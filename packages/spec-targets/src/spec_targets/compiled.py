@@ -9,6 +9,7 @@ if rounds with replays turn out faster than rounds without, which they are raced
 
 import statistics
 import time
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ TRIED_AFTER = 8  # blocks of a kind: fewer would not repay the trace
 RACED = 24  # blocks of a kind after the trace, by turns with and without the graph
 TURN = 4  # blocks: what one leaves on the device weighs on the next
 KEPT = 32  # graphs
-ROOM = 1024  # positions by which buffers grow: each capacity is a graph of its own
+ROOM = 1024  # buffers hold multiples of it: each capacity is a graph of its own
 Graph = Callable[..., list[mx.array]]
 
 
@@ -40,11 +41,18 @@ class Buffers:
 
     def __init__(self, keys: mx.array, values: mx.array, offset: mx.array) -> None:
         self.keys, self.values, self.offset = keys, values, offset
-        self.n_keys = offset
+        self._n_keys = offset
+        self.unread = False  # what was handed out still looks full to whoever does not ask
+
+    @property
+    def n_keys(self) -> mx.array:
+        """How full the buffers are; a kernel asks for it."""
+        self.unread = False
+        return self._n_keys
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write (1, HK, T, D) behind what is filled; the whole buffers."""
-        self.n_keys = self.offset + keys.shape[2]
+        self._n_keys, self.unread = self.offset + keys.shape[2], True
         start = self.offset[None]
         self.keys = mx.slice_update(self.keys, keys, start, [2])
         self.values = mx.slice_update(self.values, values, start, [2])
@@ -91,10 +99,13 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The block before this one, while its kind is raced: it lasts until the next one begins."""
+    """The block before this one, while its kind is raced: it lasts until the next one begins.
+
+    Knows the cache by its first entry, and does not keep it alive.
+    """
 
     at: float
-    entries: Sequence[Any]
+    entry: weakref.ref[Any]
     times: list[float]
 
 
@@ -112,14 +123,6 @@ class CompiledForward:
         self._never = False
         self._begun: _Begun | None = None
 
-    def make_room(self, entries: Sequence[Any]) -> None:
-        """Let new cache entries grow by steps that are worth a graph."""
-        if self._kernels.least_keys(2) is None:
-            return
-        for entry in entries:
-            if type(entry) is KVCache:
-                entry.step = ROOM
-
     def __call__(
         self, block: mx.array, entries: Sequence[Any], taps: Sequence[int]
     ) -> TargetOutput | None:
@@ -128,41 +131,48 @@ class CompiledForward:
         The entries grow by T rows as with the model's own forward.
         """
         begun, self._begun, now = self._begun, None, time.perf_counter()
-        if begun is not None and begun.entries is entries:
+        if begun is not None and begun.entry() is entries[0]:
             begun.times.append(now - begun.at)
-        rows, capacity = block.shape[0], self._capacity(block.shape[0], entries)
+        rows, capacity = block.shape[0], self._fit(block.shape[0], entries)
         if capacity is None:
             return None
         kind = self._kind((rows, capacity, tuple(taps), self._kernels.epoch))
         if kind.graph is None:
             kind.met += 1
-            if kind.met < TRIED_AFTER or kind.refused:
+            full = entries[0].offset + rows == capacity  # says nothing about buffers with room
+            if kind.met < TRIED_AFTER or kind.refused or full:
                 return None
             return self._try(kind, block, entries, taps)
         racing, replays = kind.racing, kind.replays()
         if racing:
-            self._begun = _Begun(now, entries, kind.replay_s if replays else kind.own_s)
+            times = kind.replay_s if replays else kind.own_s
+            self._begun = _Begun(now, weakref.ref(entries[0]), times)
         if not replays:
             return None
         arrays = kind.graph(block, *_inputs(entries))
         self._kernels.count(kind.calls)
         return _take(arrays, len(taps), entries, rows)
 
-    def _capacity(self, rows: int, entries: Sequence[Any]) -> int | None:
-        """What every entry's buffers hold, or None if one has no room or is of another kind."""
+    def _fit(self, rows: int, entries: Sequence[Any]) -> int | None:
+        """Give the entries buffers that a graph may be kept for, with room for the block.
+
+        Returns:
+            Positions that they hold, or None if a graph cannot serve these entries.
+        """
         if self._never:
             return None
         least = self._kernels.least_keys(rows)
-        if least is None or any(type(entry) is not KVCache for entry in entries):
+        if least is None or any(type(e) is not KVCache or e.keys is None for e in entries):
             return None
-        first = entries[0]
-        if first.keys is None or first.offset + rows < least:
+        filled = entries[0].offset + rows
+        if filled < least or any(entry.offset + rows != filled for entry in entries):
             return None
-        capacity: int = first.keys.shape[2]
-        alike = all(
-            entry.offset == first.offset and entry.keys.shape[2] == capacity for entry in entries
-        )
-        return capacity if alike and first.offset + rows <= capacity else None
+        lengths = {entry.keys.shape[2] for entry in entries}
+        capacity: int = -(-max(filled, *lengths) // ROOM) * ROOM
+        if lengths != {capacity}:
+            for entry in entries:
+                entry.keys, entry.values = _widened(entry.keys, entry.values, capacity)
+        return capacity
 
     def _kind(self, key: tuple[Any, ...]) -> _Kind:
         kind = self._kinds.setdefault(key, _Kind())
@@ -175,30 +185,43 @@ class CompiledForward:
         self, kind: _Kind, block: mx.array, entries: Sequence[Any], taps: Sequence[int]
     ) -> TargetOutput | None:
         """Trace, replay, and compare with the model's own forward, which is what counts here."""
-        graph = mx.compile(self._traced(tuple(taps)))
+        graph = mx.compile(self._traced(kind, tuple(taps)))
         try:
-            with self._kernels.tracing() as calls:
-                arrays = graph(block, *_inputs(entries))
+            arrays = graph(block, *_inputs(entries))
+        except Exception:  # code that asks the position for its value fails in any way
+            self._never = True
+            return None
+        try:
             mx.eval(arrays)  # sync: once for a kind of block
-        except (KernelError, RuntimeError, TypeError, ValueError, AttributeError):
-            self._never = True  # code that asks the position for its value cannot be traced
+        except RuntimeError:  # no memory for buffers beside those in use; a shorter text has it
+            kind.refused = True
             return None
         own = self._forward(block, list(entries), taps)
         mx.eval(own.logits, own.taps)  # sync: likewise
         pairs = zip(arrays, [own.logits, *own.taps, *_buffers(entries)], strict=True)
         kind.refused = not all(bool(mx.array_equal(a, b, equal_nan=True)) for a, b in pairs)
         if not kind.refused:
-            kind.graph, kind.calls = graph, calls
+            kind.graph = graph
         return TargetOutput(own.logits, own.taps)
 
-    def _traced(self, taps: tuple[int, ...]) -> Graph:
+    def _traced(self, kind: _Kind, taps: tuple[int, ...]) -> Graph:
+        # Runs again where MLX traces again, as for a call from another thread.
         def run(block: mx.array, offset: mx.array, *buffers: mx.array) -> list[mx.array]:
             pairs = zip(buffers[::2], buffers[1::2], strict=True)
             entries = [Buffers(keys, values, offset) for keys, values in pairs]
-            done = self._forward(block, entries, taps)
+            with self._kernels.tracing() as kind.calls:
+                done = self._forward(block, entries, taps)
+            if any(entry.unread for entry in entries):
+                raise KernelError("[compiled] Keys must be read by the kernel, got other code.")
             return [done.logits, *done.taps, *_buffers(entries)]
 
         return run
+
+
+def _widened(keys: mx.array, values: mx.array, capacity: int) -> tuple[mx.array, mx.array]:
+    n_more = capacity - keys.shape[2]
+    room = [(0, 0), (0, 0), (0, n_more), (0, 0)]
+    return mx.pad(keys, room), mx.pad(values, room)
 
 
 def _buffers(entries: Sequence[Any]) -> list[mx.array]:

@@ -103,9 +103,8 @@ def load_target(
         ) from error
     target.folder = folder
     target.open_beside = partial(load_target, kernels=kernels, verdicts=verdicts)
-    target.use_kernels(
-        install_kernels(target, text_config, mode=kernels, exact=exact, verdicts=verdicts)
-    )
+    installed = install_kernels(target, text_config, mode=kernels, exact=exact, verdicts=verdicts)
+    target.use_kernels(installed, replay=group is None or group.size() == 1)
     return target, _load_tokenizer(folder, config, trust_remote_code)
 
 
