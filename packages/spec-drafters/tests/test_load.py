@@ -151,6 +151,52 @@ def test_settings_of_a_wrong_kind_are_refused_or_harmless(
         load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit", lookup_drafts=False)
 
 
+@pytest.mark.parametrize(
+    ("layout", "options", "message"),
+    [
+        (
+            LAYOUTS["deepspec, own ends"],
+            {"foo": 1},
+            'Options of DSparkDrafter must be among dtype, truncate, got "foo". Leave it out.',
+        ),
+        (
+            FLASH2_LAYOUTS["dflash2"],
+            {"trunkate": True},
+            "Options of DFlash2Drafter must be among dtype, embed_scale, truncate, "
+            'got "trunkate". Did you mean "truncate"?',
+        ),
+        (
+            None,
+            {"max_drafts": 4},
+            "Options of LookupDrafter must be among max_draft, min_match, short_draft, "
+            'got "max_drafts". Did you mean "max_draft"?',
+        ),
+    ],
+)
+def test_an_option_that_the_drafter_lacks_is_named_beside_those_it_has(
+    layout: Any, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = None if layout is None else put(tmp_path, layout())
+    for mode in ("auto",) if layout is not None else ("auto", "lookup"):
+        with pytest.raises(TypeError) as error:
+            load_drafter(folder, TinyTarget(), mode=mode, **options)
+        assert str(error.value) == f"[load] {message}"
+
+
+def test_an_option_that_is_wrong_is_not_taken_for_a_drafter_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = put(tmp_path, LAYOUTS["deepspec, own ends"]())
+    monkeypatch.setattr(load_module, "locate", lambda name: folder)
+    with pytest.raises(TypeError, match='got "foo"'):
+        load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit", foo=1)
+
+
+def test_lookup_gets_its_options_however_it_is_chosen() -> None:
+    for mode in ("auto", "lookup"):
+        assert load_drafter(None, TinyTarget(), mode=mode, max_draft=5).max_draft == 5
+
+
 def test_a_drafter_without_a_rope_base_says_which_is_taken(tmp_path: Path) -> None:
     layout = LAYOUTS["deepspec, own ends"]()
     theta = layout.config.pop("rope_theta")
