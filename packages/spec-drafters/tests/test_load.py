@@ -475,3 +475,22 @@ def test_a_loaded_drafter_serves_one_thread_after_another(layout: Any, tmp_path:
         with ThreadPoolExecutor(1) as pool:
             found.append(pool.submit(answer).result())
     assert found == [answer()] * 2
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        *((DSparkDrafter, layout) for layout in LAYOUTS.values()),
+        *((DFlashDrafter, layout) for layout in FLASH_LAYOUTS.values()),
+        *((DFlash2Drafter, layout) for layout in FLASH2_LAYOUTS.values()),
+        *((Eagle3Drafter, layout) for layout in EAGLE_LAYOUTS.values()),
+    ],
+)
+def test_what_a_class_loads_serves_in_another_thread(
+    family: Any, layout: Any, tmp_path: Path
+) -> None:
+    target = DeepTarget() if family is Eagle3Drafter else TinyTarget()
+    folder = put(tmp_path, layout())
+    with ThreadPoolExecutor(1) as pool:
+        drafter = pool.submit(family.load, folder, target).result()
+    assert list(generate(Pair(target, drafter), [1, 2, 3], max_tokens=8))
