@@ -74,8 +74,20 @@ def test_without_a_checkpoint_an_unknown_target_gets_lookup() -> None:
     for mode in ("auto", "lookup"):
         with pytest.raises(LoadError, match='Without lookup a drafter is needed.*"baseline"'):
             load_drafter(None, TinyTarget(), mode=mode, lookup_drafts=False)
-    with pytest.raises(LoadError, match=r'Mode "dspark" needs a drafter for "some/model"'):
+    with pytest.raises(LoadError) as error:
         load_drafter(None, TinyTarget(), mode="dspark", model="some/model")
+    assert str(error.value) == (
+        '[load] Mode "dspark" needs a drafter for "some/model", and no pair is known. '
+        'Pass one, or use mode "lookup".'
+    )
+
+
+def test_who_asks_for_a_mode_that_no_pair_has_is_told_of_a_head_that_loads() -> None:
+    with pytest.raises(LoadError) as error:
+        load_drafter(None, TinyTarget(), mode="eagle3", model="mlx-community/Qwen3-8B-8bit")
+    assert str(error.value).endswith(
+        'Pass one, such as "RedHatAI/Qwen3-8B-speculator.eagle3", or use mode "lookup".'
+    )
 
 
 def test_a_known_target_gets_its_own_drafter(

@@ -31,7 +31,7 @@ from spec_drafters.dspark import DSparkDrafter
 from spec_drafters.eagle3 import Eagle3Drafter
 from spec_drafters.hybrid import HybridDrafter
 from spec_drafters.lookup import LookupDrafter
-from spec_drafters.pairs import KnownPair, find_pair
+from spec_drafters.pairs import KnownPair, find_other, find_pair
 
 MODES = ("auto", "dspark", "dflash", "eagle3", "draft-model", "lookup")
 _FAMILIES: Mapping[str, Any] = {  # by kind of checkpoint
@@ -113,9 +113,11 @@ def load_drafter(
     if pair is None or found is None:
         if mode == "auto":
             return _lookup(confidence_threshold, lookup_drafts, options)
+        other = find_other(model, mode) if model is not None else None
+        such = f', such as "{other}",' if other is not None else ","
         raise LoadError(
             f'[load] Mode "{mode}" needs a drafter for "{model}", and no pair is known. '
-            'Pass one, or use mode "lookup".'
+            f'Pass one{such} or use mode "lookup".'
         )
     return _load_known(pair, found, target, mode, settings, lookup_drafts)
 
