@@ -22,6 +22,7 @@ class Letters:
 
     stop_ids: frozenset[int] = frozenset()
     has_chat_template = True
+    harmony = False
 
     def __init__(self, kept: int = 10_000):
         self.kept = kept

@@ -68,6 +68,9 @@ def test_models_lists_known_pairs_and_what_lm_studio_holds(spec, tmp_path, monke
     assert pairs["qwen3-4b"]["dspark"] == "deepseek-ai/dspark_qwen3_4b_block7"
     code, out, _ = spec("models")
     assert code == 0 and "known pairs" in out and "best cap" in out
+    other = {"head": "RedHatAI/Qwen3-8B-speculator.eagle3", "target": "Qwen3-8B", "mode": "eagle3"}
+    assert other in report["other_drafters"]
+    assert "other drafters" in out and other["head"] in out
 
 
 def test_a_table_that_no_terminal_shows_is_not_folded(spec):

@@ -86,9 +86,12 @@ def test_nothing_is_said_where_there_are_no_kernels(spec, tiny_folder):
 @pytest.mark.parametrize("choice", ["auto", "on", "off"])
 def test_the_kernels_can_be_chosen(spec, tiny_folder, choice, monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        "spec_targets.load.install_kernels", lambda *args, **named: asked.append(named["mode"])
-    )
+
+    def install(target, config, *, mode, **others):
+        asked.append(mode)
+        return Installed(Switch(), this_device(), "known", [], [])
+
+    monkeypatch.setattr("spec_targets.load.install_kernels", install)
     arguments = ("--raw", "a b", "--model", tiny_folder, "--max-tokens", 2, "--kernels", choice)
     assert spec("generate", *arguments)[0] == 0
     assert asked == [choice]

@@ -240,6 +240,20 @@ def test_a_token_of_probability_zero_is_never_drawn():
     assert set(drawn.tolist()) == {3}
 
 
+def test_a_uniform_draw_of_exactly_zero_costs_no_certain_token_its_place():
+    key = mx.array([2690120363, 1134556603], mx.uint32)  # one in 2^32 draws is 0; this has one
+    assert mx.random.uniform(shape=(64,), key=key)[55].item() == 0
+    certain = (mx.arange(64) == 55).astype(mx.float32)
+    assert draw(certain, key).item() == 55
+    assert draw(certain[None], key).tolist() == [55]
+
+
+def test_one_row_draws_what_it_draws_without_its_axis():
+    probs = mx.softmax(mx.random.normal((5000,), key=mx.random.key(1)) * 3)
+    keys = mx.random.split(mx.random.key(2), 50)
+    assert [draw(probs[None], k).item() for k in keys] == [draw(probs, k).item() for k in keys]
+
+
 def test_draws_follow_their_probabilities(p_value: Callable[..., float], alpha: float):
     probs = np.array([0.5, 0.3, 0.15, 0.05])
     rows = mx.broadcast_to(mx.array(probs, mx.float32), (100_000, 4))

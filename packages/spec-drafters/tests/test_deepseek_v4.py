@@ -1,5 +1,6 @@
 """DeepSeek's bundled draft stages: every stage against NumPy, and end to end on a V4 target."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,15 @@ def test_mode_auto_puts_lookup_in_front_and_a_threshold_cuts(tmp_path: Path) -> 
     sure = load_drafter(tmp_path, target, mode="dspark", confidence_threshold=1.0)
     sure.observe(PROMPT, target.prefill(PROMPT, target.make_cache(), taps=sure.taps))
     assert sure.draft(1, 5, sampling=Sampling(), key=mx.random.key(0)).n_drafted == 0
+
+
+@pytest.mark.parametrize("generation", ["v4", "v4.1"])
+def test_what_the_class_loads_serves_in_another_thread(generation: str, tmp_path: Path) -> None:
+    write_bundle(tmp_path, bundle(generation))
+    target = TinyTarget()
+    with ThreadPoolExecutor(1) as pool:
+        drafter = pool.submit(DeepseekV4Drafter.load, tmp_path, target).result()
+    assert ids(generate(Pair(target, drafter), PROMPT, max_tokens=8))
 
 
 def test_the_target_of_these_tests_keeps_the_contract() -> None:

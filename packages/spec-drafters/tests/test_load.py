@@ -74,8 +74,20 @@ def test_without_a_checkpoint_an_unknown_target_gets_lookup() -> None:
     for mode in ("auto", "lookup"):
         with pytest.raises(LoadError, match='Without lookup a drafter is needed.*"baseline"'):
             load_drafter(None, TinyTarget(), mode=mode, lookup_drafts=False)
-    with pytest.raises(LoadError, match=r'Mode "dspark" needs a drafter for "some/model"'):
+    with pytest.raises(LoadError) as error:
         load_drafter(None, TinyTarget(), mode="dspark", model="some/model")
+    assert str(error.value) == (
+        '[load] Mode "dspark" needs a drafter for "some/model", and no pair is known. '
+        'Pass one, or use mode "lookup".'
+    )
+
+
+def test_who_asks_for_a_mode_that_no_pair_has_is_told_of_a_head_that_loads() -> None:
+    with pytest.raises(LoadError) as error:
+        load_drafter(None, TinyTarget(), mode="eagle3", model="mlx-community/Qwen3-8B-8bit")
+    assert str(error.value).endswith(
+        'Pass one, such as "RedHatAI/Qwen3-8B-speculator.eagle3", or use mode "lookup".'
+    )
 
 
 def test_a_known_target_gets_its_own_drafter(
@@ -149,6 +161,52 @@ def test_settings_of_a_wrong_kind_are_refused_or_harmless(
         assert load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit").name == "lookup"
     with pytest.raises(LoadError, match="sound settings"):
         load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit", lookup_drafts=False)
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "message"),
+    [
+        (
+            LAYOUTS["deepspec, own ends"],
+            {"foo": 1},
+            'Options of DSparkDrafter must be among dtype, truncate, got "foo". Leave it out.',
+        ),
+        (
+            FLASH2_LAYOUTS["dflash2"],
+            {"trunkate": True},
+            "Options of DFlash2Drafter must be among dtype, embed_scale, truncate, "
+            'got "trunkate". Did you mean "truncate"?',
+        ),
+        (
+            None,
+            {"max_drafts": 4},
+            "Options of LookupDrafter must be among max_draft, min_match, short_draft, "
+            'got "max_drafts". Did you mean "max_draft"?',
+        ),
+    ],
+)
+def test_an_option_that_the_drafter_lacks_is_named_beside_those_it_has(
+    layout: Any, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = None if layout is None else put(tmp_path, layout())
+    for mode in ("auto",) if layout is not None else ("auto", "lookup"):
+        with pytest.raises(TypeError) as error:
+            load_drafter(folder, TinyTarget(), mode=mode, **options)
+        assert str(error.value) == f"[load] {message}"
+
+
+def test_an_option_that_is_wrong_is_not_taken_for_a_drafter_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = put(tmp_path, LAYOUTS["deepspec, own ends"]())
+    monkeypatch.setattr(load_module, "locate", lambda name: folder)
+    with pytest.raises(TypeError, match='got "foo"'):
+        load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit", foo=1)
+
+
+def test_lookup_gets_its_options_however_it_is_chosen() -> None:
+    for mode in ("auto", "lookup"):
+        assert load_drafter(None, TinyTarget(), mode=mode, max_draft=5).max_draft == 5
 
 
 def test_a_drafter_without_a_rope_base_says_which_is_taken(tmp_path: Path) -> None:
@@ -429,3 +487,22 @@ def test_a_loaded_drafter_serves_one_thread_after_another(layout: Any, tmp_path:
         with ThreadPoolExecutor(1) as pool:
             found.append(pool.submit(answer).result())
     assert found == [answer()] * 2
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        *((DSparkDrafter, layout) for layout in LAYOUTS.values()),
+        *((DFlashDrafter, layout) for layout in FLASH_LAYOUTS.values()),
+        *((DFlash2Drafter, layout) for layout in FLASH2_LAYOUTS.values()),
+        *((Eagle3Drafter, layout) for layout in EAGLE_LAYOUTS.values()),
+    ],
+)
+def test_what_a_class_loads_serves_in_another_thread(
+    family: Any, layout: Any, tmp_path: Path
+) -> None:
+    target = DeepTarget() if family is Eagle3Drafter else TinyTarget()
+    folder = put(tmp_path, layout())
+    with ThreadPoolExecutor(1) as pool:
+        drafter = pool.submit(family.load, folder, target).result()
+    assert list(generate(Pair(target, drafter), [1, 2, 3], max_tokens=8))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spec_drafters.pairs import find_pair, known_pairs, other_heads
+from spec_drafters.pairs import find_other, find_pair, known_pairs, other_heads
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,23 @@ def test_auto_picks_the_entrys_mode_and_then_what_there_is() -> None:
     assert by_id["qwen3-14b"].drafter_for("eagle3") is None
 
 
+@pytest.mark.parametrize(
+    ("model", "mode", "wanted"),
+    [
+        ("mlx-community/Qwen3-4B-8bit", "eagle3", "deepseek-ai/eagle3_qwen3_4b_ttt7"),
+        ("someone/gemma4-31b-it-4bit", "dspark", "RedHatAI/gemma-4-31B-it-speculator.dspark"),
+        ("/models/Qwen3.6-27B-MLX/", "dflash", "z-lab/Qwen3.6-27B-DFlash"),
+        ("mlx-community/DeepSeek-V4.1-Flash-4bit", "dspark", "deepseek-ai/DeepSeek-V4.1-Flash"),
+        ("mlx-community/Qwen3-14B-8bit", "eagle3", None),
+        ("Qwen/Qwen3-0.6B", "dspark", None),
+    ],
+)
+def test_a_head_that_no_pair_picks_is_found_by_target_and_mode(
+    model: str, mode: str, wanted: str | None
+) -> None:
+    assert find_other(model, mode) == wanted
+
+
 def test_the_table_is_consistent() -> None:
     pairs = known_pairs()
     assert len(pairs) == len({pair.id for pair in pairs}) == 17
@@ -48,4 +65,7 @@ def test_the_table_is_consistent() -> None:
         assert pair.id == pair.id.lower()
         assert pair.drafter_for(pair.mode) is not None
         assert 1 <= pair.cap <= pair.drafts <= pair.block
-    assert {head.mode for head in other_heads()} <= {"dspark", "dflash", "eagle3"}
+    picked = {name for pair in pairs for name in (pair.dspark, pair.dflash)}
+    for head in other_heads():
+        assert head.mode in ("dspark", "dflash", "eagle3") and head.head not in picked
+        assert find_other(head.target, head.mode) is not None

@@ -44,6 +44,8 @@ def split(text, chunk=10**9, marks=MARKS, tools=TOOLS):
 
 CALL = ToolCall("f", '{"x": 1}')
 BODY = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+CALL_OF_ENDS = ToolCall("f", '{"code": "</tool_call> \\\\\\"</tool_call>\\\\"}')
+BODY_OF_ENDS = f'<tool_call>{{"name": "f", "arguments": {CALL_OF_ENDS.arguments}}}</tool_call>'
 CASES = {
     "plain": ("Hello there.", [("text", "Hello there.")]),
     "leading space": (" \n Hi", [("text", " \n Hi")]),
@@ -73,6 +75,34 @@ CASES = {
     "broken call": (
         "a <tool_call>{oops}</tool_call> b",
         [("text", "a <tool_call>{oops}</tool_call> b")],
+    ),
+    "an end mark in an argument": (
+        BODY_OF_ENDS + "\nDone",
+        [("call", CALL_OF_ENDS), ("text", "Done")],
+    ),
+    "an end mark in an argument, then another call": (
+        BODY_OF_ENDS + BODY,
+        [("call", CALL_OF_ENDS), ("call", CALL)],
+    ),
+    "an end mark in an argument of a call without its end": (
+        BODY_OF_ENDS.removesuffix("</tool_call>"),
+        [("call", CALL_OF_ENDS)],
+    ),
+    "an end mark in an argument that is cut": (
+        '<tool_call>{"name": "f", "arguments": {"code": "a </tool_call> b',
+        [("text", '<tool_call>{"name": "f", "arguments": {"code": "a </tool_call> b')],
+    ),
+    "a quote too many, then a call": (
+        '<tool_call>{"a": "5""}</tool_call>\n' + BODY,
+        [("text", '<tool_call>{"a": "5""}</tool_call>'), ("call", CALL)],
+    ),
+    "a quote too many, a call, a quote too many": (
+        f'<tool_call>{{"}}</tool_call>{BODY}<tool_call>{{"}}</tool_call>',
+        [
+            ("text", '<tool_call>{"}</tool_call>'),
+            ("call", CALL),
+            ("text", '<tool_call>{"}</tool_call>'),
+        ],
     ),
     "cut call": ('<tool_call>{"name": "f"', [("text", '<tool_call>{"name": "f"')]),
     "call without its end": (BODY.removesuffix("\n</tool_call>"), [("call", CALL)]),

@@ -238,8 +238,29 @@ def test_configured_origins_and_hosts_are_let_in(guarded):
         "access-control-request-headers": "x-api-key",
     }
     assert httpx.options(f"{guarded.url}{CHAT}", headers=preflight).status_code == 200
+    evil = {**preflight, "origin": "http://evil.example"}
+    told = httpx.options(f"{guarded.url}{CHAT}", headers=evil)
+    assert told.status_code == 400 and "access-control-allow-origin" not in told.headers
     named = {"x-api-key": "s3cret", "host": "box.local:8080"}
     assert post(guarded, CHAT, json=BODIES[CHAT], headers=named).status_code == 200
+
+
+def test_pages_that_may_call_may_read_why_they_were_refused(guarded):
+    good, evil = {"origin": "http://good.example"}, {"origin": "http://evil.example"}
+    long = json.dumps({**BODIES[CHAT], "user": "x" * 3000}).encode()
+    key = {"x-api-key": "s3cret", "content-type": "application/json"}
+    for status, headers, body in (
+        (401, {"x-api-key": "wrong"}, b"{}"),
+        (403, {**key, "host": "evil.example"}, b"{}"),
+        (413, key, long),
+    ):
+        answer = post(guarded, CHAT, content=body, headers={**headers, **good})
+        assert answer.status_code == status
+        assert answer.headers["access-control-allow-origin"] == "http://good.example"
+    for headers in ({**key, **evil}, {"x-api-key": "wrong", **evil}):
+        answer = post(guarded, CHAT, json=BODIES[CHAT], headers=headers)
+        assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
+    assert httpx.options(f"{guarded.url}{CHAT}", headers=good).status_code == 401  # no preflight
 
 
 def test_large_bodies_are_refused_told_or_not(guarded):

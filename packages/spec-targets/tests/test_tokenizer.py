@@ -131,3 +131,38 @@ def test_a_conversation_has_its_start_token_once(template, adds, want):
     assert "".join(map(chr, ids)) == want
     for text in ("hi", "^hi"):  # raw texts likewise
         assert "".join(map(chr, made.encode(text))).count("^") == (adds or text[0] == "^")
+
+
+class InChannels(Words):
+    """A vocabulary and a template, and how often the vocabulary was copied."""
+
+    def __init__(self, template: str, tokens: tuple[str, ...]) -> None:
+        super().__init__()
+        self.chat_template, self.tokens, self.n_copies = template, tokens, 0
+
+    def get_vocab(self):
+        self.n_copies += 1
+        return {token: 100 + i for i, token in enumerate(self.tokens)}
+
+
+CHANNELS = "<|start|>assistant<|channel|>final<|message|>{{ content }}"
+TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|return|>", "<|call|>")
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens", "harmony", "stop_ids", "most_copies"),
+    [
+        (CHANNELS, TOKENS, True, {2, 103, 104}, 1),
+        (CHANNELS, TOKENS[:4], True, {2, 103}, 1),
+        (CHANNELS, TOKENS[2:], False, {2}, 1),
+        ("<|im_start|>{{ content }}", TOKENS, False, {2}, 0),
+        (None, TOKENS, False, {2}, 0),
+    ],
+)
+def test_harmony_is_told_by_template_and_vocabulary_together(
+    template, tokens, harmony, stop_ids, most_copies
+):
+    inner = InChannels(template, tokens)
+    made = HfTokenizer(SimpleNamespace(_tokenizer=inner, eos_token_ids=[2]))
+    assert (made.harmony, made.stop_ids) == (harmony, stop_ids)
+    assert inner.n_copies <= most_copies

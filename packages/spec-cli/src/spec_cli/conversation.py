@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from spec_cli.channels import Channels, marked
 from spec_core import Cap, Pair, Sampling, SpecError, Stats, StatsMeter, generate
 from spec_server.prefix import PrefixCache
 
@@ -38,7 +39,7 @@ class Conversation:
     """Messages and states of one chat.
 
     Args:
-        pair: Target, drafter and a tokenizer with `encode_chat`.
+        pair: Target, drafter and a tokenizer with `encode_chat` and `harmony`.
         cap: Shared by all turns, since it learns from text to text.
         system: System message, if any.
         template_args: Variables of the chat template.
@@ -57,6 +58,8 @@ class Conversation:
         settings: dict[str, Any],
     ) -> None:
         self.pair = pair
+        tokenizer: Any = pair.tokenizer
+        self._marked = marked(pair) if tokenizer.harmony else None  # for answers in channels
         self.cap = cap
         self.stopping = False  # set it, from a signal handler too, to end the answer after a round
         self.turns: list[Turn] = []
@@ -85,22 +88,24 @@ class Conversation:
         self.stopping = False
         messages = [*self._messages, {"role": "user", "content": text}]
         pieces: list[str] = []
+        channels = None if self._marked is None else Channels()
         try:
-            for piece in self._generate(messages):
+            for piece in self._generate(messages, channels):
                 pieces.append(piece)
                 yield piece
         except SpecError as error:
             raise TurnError(str(error)) from error
         if pieces:  # stopped before the first token, it was never asked
-            self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
+            said = "".join(pieces) if channels is None else channels.text
+            self._messages = [*messages, {"role": "assistant", "content": said}]
 
-    def _generate(self, messages: list[dict[str, str]]) -> Iterator[str]:
+    def _generate(self, messages: list[dict[str, str]], channels: Channels | None) -> Iterator[str]:
         tokenizer: Any = self.pair.tokenizer
         prompt = tokenizer.encode_chat(messages, **self._template_args)
         cache, n_reused = self._go_on_from(prompt)
         meter, ids = StatsMeter(), list(prompt)
         rounds = generate(
-            self.pair,
+            self._marked or self.pair,
             prompt,
             sampling=self._seeded(),
             cap=self.cap,
@@ -114,7 +119,7 @@ class Conversation:
                 ids += round_.tokens
                 if round_.kind == "prefill":
                     self._keep(ids, cache)
-                yield round_.text
+                yield round_.text if channels is None else channels.push(round_)
                 if self.stopping:
                     break
         except _Stopped:

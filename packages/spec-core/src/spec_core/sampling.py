@@ -16,6 +16,8 @@ import mlx.core as mx
 
 # Temperatures beyond these have the same effect, and in float32 would turn into 0 or infinity.
 _COLDEST, _HOTTEST = 1e-30, 1e30
+# Half the step between uniform draws, which come in 2^-32ths: added, it keeps them above 0.
+_HALF_STEP = 2.0**-33
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,9 @@ def _keep_top_p(logits: mx.array, top_p: float) -> mx.array:
 def draw(probs: mx.array, key: mx.array) -> mx.array:
     """One token per row: (..., V) probabilities -> (...) int32.
 
-    A token of probability 0 is never drawn.
+    A token of probability 0 is never drawn. Tokens race: each arrives after an exponential time of
+    rate p, and the first one wins with probability p.
     """
-    return mx.random.categorical(mx.log(probs), axis=-1, key=key).astype(mx.int32)
+    u = mx.random.uniform(low=_HALF_STEP, shape=probs.shape, key=key)
+    # A time of 0 or infinity would let tokens of probability 0 win, or tie.
+    return mx.argmax(probs / -mx.log(u), axis=-1).astype(mx.int32)

@@ -62,7 +62,8 @@ class BlockBody(ContextBody):
         self._fc = weights.matrix("fc", body.hidden_size, n_in)
         self._hidden_norm = self._norm(weights, "hidden_norm.weight")
         self._layers, self._joint_kv = load_layers(weights, head)
-        self._k_norms = mx.stack([layer.k_norm for layer in self._layers])  # (L, hd)
+        k_norms = mx.stack([layer.k_norm for layer in self._layers])
+        self._k_norms = weights.keep(k_norms)  # (L, hd)
         self._final_norm = self._norm(weights, "norm.weight")
         self._rotation = Rotation(body.rope, body.head_dim)
         self._scale = _embedding_scale(head)
@@ -87,7 +88,7 @@ class BlockBody(ContextBody):
 
     def _norm(self, weights: Weights, name: str) -> mx.array:
         body = self.head.backbone
-        return weights.array(name, (body.hidden_size,)) + body.norm_offset
+        return weights.keep(weights.array(name, (body.hidden_size,)) + body.norm_offset)
 
     def _embed(self, ids: mx.array) -> mx.array:
         if self._embedding is not None:
@@ -178,7 +179,7 @@ def _log_snr_rows(weights: Weights, head: HeadConfig) -> mx.array | None:
     features = mx.array(rows_of)  # (B, 128)
     inner = features @ first.T + first_bias
     rows = (inner * mx.sigmoid(inner)) @ second.T + second_bias
-    return rows.astype(weights.dtype)
+    return weights.keep(rows.astype(weights.dtype))
 
 
 def check_fit(head: HeadConfig, target: Target) -> None:

@@ -69,7 +69,7 @@ def load_hyper(
     return HyperConnection(
         weight=weights.array(f"{prefix}_fn", (n, hc * width), dtype=mx.float32),
         base=weights.array(f"{prefix}_base", (n,), dtype=mx.float32),
-        scale=_by_mix(scale, hc),
+        scale=weights.keep(_by_mix(scale, hc)),
         sizes=sizes,
         norm_eps=eps,
     )

@@ -94,7 +94,7 @@ def load_attention(
         q_up=weights.matrix(f"{prefix}.wq_b", n_all, sizes.q_rank),
         kv=weights.matrix(f"{prefix}.wkv", sizes.head_dim, width),
         kv_norm=weights.array(f"{prefix}.kv_norm.weight", (sizes.head_dim,)),
-        o_down=joint.split(sizes.n_groups),
+        o_down=weights.keep(joint.split(sizes.n_groups)),
         o_up=weights.matrix(f"{prefix}.wo_b", width, n_latent),
         sinks=weights.array(f"{prefix}.attn_sink", (sizes.n_heads,), dtype=mx.float32),
         sizes=sizes,

@@ -97,12 +97,12 @@ def load_layers(weights: Weights, head: HeadConfig) -> tuple[list[Layer], Matrix
     parts = [_kv_parts(weights, f"layers.{i}.self_attn", body) for i in range(n_layers)]
     joint: Matrix | None = None
     if stackable([m for pair in parts for m in pair]):
-        joint = stack([m for pair in parts for m in pair])
-        mx.eval(joint.arrays)
+        joint = weights.keep(stack([m for pair in parts for m in pair]))
         step = joint.n_out // n_layers
         kvs = [joint.slice(i * step, (i + 1) * step) for i in range(n_layers)]
     else:
         kvs = [stack(pair) for pair in parts]
+    kvs = [weights.keep(kv) for kv in kvs]
     return [_load_layer(weights, i, head, kv) for i, kv in enumerate(kvs)], joint
 
 
@@ -123,7 +123,7 @@ def _load_layer(weights: Weights, i: int, head: HeadConfig, kv: Matrix) -> Layer
     up = weights.matrix(f"{p}.mlp.up_proj", inner, width)
 
     def norm(name: str, size: int = width) -> mx.array:
-        return weights.array(f"{p}.{name}.weight", (size,)) + body.norm_offset
+        return weights.keep(weights.array(f"{p}.{name}.weight", (size,)) + body.norm_offset)
 
     def conv(name: str) -> DynamicConv | None:
         if head.conv is None:
@@ -140,7 +140,7 @@ def _load_layer(weights: Weights, i: int, head: HeadConfig, kv: Matrix) -> Layer
         q=weights.matrix(f"{p}.self_attn.q_proj", n_q * (2 if body.gated_query else 1), width),
         kv=kv,
         o=weights.matrix(f"{p}.self_attn.o_proj", width, n_q),
-        gate_up=stack([gate, up]),
+        gate_up=weights.keep(stack([gate, up])),
         down=weights.matrix(f"{p}.mlp.down_proj", width, inner),
         input_norm=norm("input_layernorm"),
         post_norm=norm("post_attention_layernorm"),

@@ -9,6 +9,7 @@ References:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import mlx.core as mx
 
@@ -22,6 +23,7 @@ _SCALE_NAMES = (".weight_scale", ".weight_scale_2", ".weight_scale_inv")
 _LEFTOVERS = (".input_scale", ".k_scale", ".v_scale", ".inv_freq")
 # E2M1 code points; the upper half of the 16 codes is negative.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_Made = TypeVar("_Made", mx.array, Matrix, MatrixStack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class Weights:
         self._taken: set[str] = set()
         self._missing: list[str] = []
         self._held: list[mx.array] = []
+        self._made: list[mx.array] = []
         self._n_quantised = 0
         self._found_bits: set[int] = set()
         self._scales: list[tuple[str, mx.array]] = []  # E8M0 codes of matrices taken
@@ -219,6 +222,11 @@ class Weights:
             self._tensors.release()
         return found
 
+    def keep(self, made: _Made) -> _Made:
+        """Have what was computed from tensors evaluated too: only its thread could do so later."""
+        self._made += [made] if isinstance(made, mx.array) else made.arrays
+        return made
+
     def finish(self) -> WeightReport:
         """Check that nothing unknown is left, evaluate, report.
 
@@ -236,13 +244,16 @@ class Weights:
             )
         mx.eval(self._held)
         refuse_bad_scales(self._scales, self.where)
+        nbytes = sum(array.nbytes for array in self._held)
+        self._held.clear()  # what was joined is held once
+        mx.eval(self._made)
         return WeightReport(
             loaded=tuple(sorted(self._taken)),
             ignored=tuple(left),
             missing=tuple(self._missing),
             bits=max(self._found_bits, default=16),
             n_quantised=self._n_quantised,
-            nbytes=sum(array.nbytes for array in self._held),
+            nbytes=nbytes,
         )
 
     def _count(self, quantised: Quantised | None) -> None:

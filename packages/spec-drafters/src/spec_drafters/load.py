@@ -5,7 +5,10 @@ checkpoint the table of known pairs decides, and lookup where it knows none.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +31,18 @@ from spec_drafters.dspark import DSparkDrafter
 from spec_drafters.eagle3 import Eagle3Drafter
 from spec_drafters.hybrid import HybridDrafter
 from spec_drafters.lookup import LookupDrafter
-from spec_drafters.pairs import KnownPair, find_pair
+from spec_drafters.pairs import KnownPair, find_other, find_pair
 
 MODES = ("auto", "dspark", "dflash", "eagle3", "draft-model", "lookup")
+_FAMILIES: Mapping[str, Any] = {  # by kind of checkpoint
+    "dspark": DSparkDrafter,
+    "deepseek-v4": DeepseekV4Drafter,
+    "dflash": DFlashDrafter,
+    "dflash2": DFlash2Drafter,
+    "eagle3": Eagle3Drafter,
+    "draft-model": DraftModelDrafter,
+}
+_NAMED = frozenset({"bits", "window", "model", "confidence_threshold"})  # by load_drafter itself
 _MOST_DRAFTS = 1024  # a round; a config.json that says more is damaged
 # Tensors that only heads of other algorithms have, and whose they are.
 _FOREIGN = {
@@ -82,12 +94,12 @@ def load_drafter(
             supported. In mode "auto" without a checkpoint a known drafter that cannot be loaded
             gives a warning and lookup instead.
         ValueError: no such mode.
+        TypeError: the drafter's class has no such option.
     """
     if mode not in MODES:
         raise ValueError(f'[load] mode must be one of {", ".join(MODES)}, got "{mode}".')
     if mode == "lookup":
-        _refuse_ignored(confidence_threshold, lookup_drafts)
-        return LookupDrafter(**options)
+        return _lookup(confidence_threshold, lookup_drafts, options)
     settings = {"bits": bits, "window": window, "model": model, **options}
     settings["confidence_threshold"] = confidence_threshold
     if path_or_id is not None:
@@ -100,17 +112,20 @@ def load_drafter(
     found = pair.drafter_for(mode) if pair is not None else None
     if pair is None or found is None:
         if mode == "auto":
-            _refuse_ignored(confidence_threshold, lookup_drafts)
-            return LookupDrafter()
+            return _lookup(confidence_threshold, lookup_drafts, options)
+        other = find_other(model, mode) if model is not None else None
+        such = f', such as "{other}",' if other is not None else ","
         raise LoadError(
             f'[load] Mode "{mode}" needs a drafter for "{model}", and no pair is known. '
-            'Pass one, or use mode "lookup".'
+            f'Pass one{such} or use mode "lookup".'
         )
     return _load_known(pair, found, target, mode, settings, lookup_drafts)
 
 
-def _refuse_ignored(threshold: float | None, lookup_drafts: bool | None) -> None:
-    """Refuse what lookup alone would silently ignore."""
+def _lookup(
+    threshold: float | None, lookup_drafts: bool | None, options: Mapping[str, Any]
+) -> LookupDrafter:
+    """Lookup alone; what it would silently ignore is refused."""
     if threshold:
         raise LoadError(
             "[load] A confidence threshold needs a drafter with a confidence head, and what runs "
@@ -120,6 +135,25 @@ def _refuse_ignored(threshold: float | None, lookup_drafts: bool | None) -> None
         raise LoadError(
             "[load] Without lookup a drafter is needed, and none is named or known for this "
             'target. Name one, or use mode "baseline".'
+        )
+    _refuse_unknown(options, LookupDrafter)
+    return LookupDrafter(**options)
+
+
+def _refuse_unknown(options: Mapping[str, Any], family: type) -> None:
+    """Refuse options that a drafter's class, or its own loader, does not take.
+
+    Raises:
+        TypeError: one of them; the message has those that there are.
+    """
+    load = getattr(family, "load", family)
+    takes = [*signature(family).parameters.values(), *signature(load).parameters.values()]
+    known = {p.name for p in takes if p.default is not p.empty} - _NAMED
+    for name in sorted(set(options) - _NAMED - known):
+        near = get_close_matches(name, known, n=1)
+        raise TypeError(
+            f"[load] Options of {family.__name__} must be among {', '.join(sorted(known))}, got "
+            f'"{name}". ' + (f'Did you mean "{near[0]}"?' if near else "Leave it out.")
         )
 
 
@@ -163,17 +197,28 @@ def _with_lookup(drafter: Drafter, in_front: bool) -> Drafter:
 
 def _load(name: Path | str, target: Target, mode: str, settings: dict[str, Any]) -> Drafter:
     folder = locate(name)
+    with _blamed_on_config(folder):
+        checkpoint = open_checkpoint(folder)
+        kind = detect(checkpoint)
+    _refuse_unknown(settings, _FAMILIES[kind])
+    with _blamed_on_config(folder):
+        drafter = _made(checkpoint, kind, target, mode, settings)
+    _try_out(drafter, target, folder.name)
+    return drafter
+
+
+@contextmanager
+def _blamed_on_config(folder: Path) -> Iterator[None]:
+    """Settings of a wrong kind fail in any way."""
     try:
-        drafter = _made(folder, target, mode, settings)
+        yield
     except SpecError:
         raise
-    except Exception as error:  # settings of a wrong kind fail in any way
+    except Exception as error:
         raise LoadError(
             f'[load] Drafter "{folder.name}" must have sound settings in config.json, and fails '
             f"with: {one_line(error, 200)}. Use lookup, or another drafter."
         ) from error
-    _try_out(drafter, target, folder.name)
-    return drafter
 
 
 def _try_out(drafter: Drafter, target: Target, name: str) -> None:
@@ -202,9 +247,10 @@ def _try_out(drafter: Drafter, target: Target, name: str) -> None:
     drafter.reset()
 
 
-def _made(folder: Path, target: Target, mode: str, settings: dict[str, Any]) -> Drafter:
-    checkpoint = open_checkpoint(folder)
-    kind = detect(checkpoint)
+def _made(
+    checkpoint: Checkpoint, kind: str, target: Target, mode: str, settings: dict[str, Any]
+) -> Drafter:
+    folder = checkpoint.path
     wanted = {"dflash2": "dflash", "deepseek-v4": "dspark"}.get(kind, kind)
     if mode not in ("auto", wanted):
         raise LoadError(
@@ -222,16 +268,11 @@ def _made(folder: Path, target: Target, mode: str, settings: dict[str, Any]) -> 
         return DraftModelDrafter.load(folder, target, **kept)
     settings.pop("model")
     _check_words(folder, target)
-    if kind == "eagle3":
+    if kind in ("eagle3", "deepseek-v4"):
         settings.pop("window")
-        return Eagle3Drafter(checkpoint, target, **settings)
-    if kind == "deepseek-v4":
-        settings.pop("window")
-        return DeepseekV4Drafter(checkpoint, target, confidence_threshold=threshold, **settings)
-    if kind == "dspark":
-        return DSparkDrafter(checkpoint, target, confidence_threshold=threshold, **settings)
-    family = DFlash2Drafter if kind == "dflash2" else DFlashDrafter
-    return family(checkpoint, target, **settings)
+    if wanted == "dspark":
+        settings["confidence_threshold"] = threshold
+    return _FAMILIES[kind](checkpoint, target, **settings)
 
 
 def _check_words(folder: Path, target: Target) -> None:

@@ -51,7 +51,7 @@ class KnownPair:
 
 @dataclass(frozen=True, slots=True)
 class OtherHead:
-    """A head that loads and that no known pair picks.
+    """A head that loads and that no known pair picks: for a user to name.
 
     Attributes:
         head: Hub id.
@@ -70,8 +70,20 @@ def known_pairs() -> tuple[KnownPair, ...]:
 
 
 def other_heads() -> tuple[OtherHead, ...]:
-    """Heads that load but are picked by no pair."""
+    """Heads that load but are picked by no pair, in the table's order."""
     return tuple(OtherHead(**entry) for entry in _table()["other"])
+
+
+def find_other(model: str, mode: str) -> str | None:
+    """Hub id of the first other head of a mode for a target; None where there is none.
+
+    Args:
+        model: A hub id or a path; its last part counts.
+        mode: "dspark", "dflash" or "eagle3".
+    """
+    name = _last_part(model)
+    fits = (head for head in other_heads() if head.mode == mode and _occurs(head.target, name))
+    return next((head.head for head in fits), None)
 
 
 def find_pair(model: str) -> KnownPair | None:
@@ -80,12 +92,19 @@ def find_pair(model: str) -> KnownPair | None:
     Args:
         model: A hub id or a path; its last part counts.
     """
-    name = model.rstrip("/").rsplit("/", 1)[-1].lower()
+    name = _last_part(model)
     by_length = sorted(known_pairs(), key=lambda pair: -len(pair.id))
-    for pair in by_length:
-        if pair.id in name or pair.id.replace("-", "") in name.replace("-", ""):
-            return pair
-    return None
+    return next((pair for pair in by_length if _occurs(pair.id, name)), None)
+
+
+def _last_part(model: str) -> str:
+    return model.rstrip("/").rsplit("/", 1)[-1].lower()
+
+
+def _occurs(target: str, name: str) -> bool:
+    """Whether a target's name is part of a lower-case one, with or without its dashes."""
+    target = target.lower()
+    return target in name or target.replace("-", "") in name.replace("-", "")
 
 
 @cache

@@ -2,11 +2,12 @@
 
 The same splitter serves streamed and whole answers, so both always agree. Text is held back while
 it may still turn into a mark. A call inside the reasoning stays reasoning; a mark inside quoted
-code stays text; a call whose opening mark is missing is one where the answer begins with it.
-Knows nothing about dialects.
+code stays text; an end mark inside a string of a call's JSON is part of it; a call whose opening
+mark is missing is one where the answer begins with it. Knows nothing about dialects.
 """
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,6 +16,7 @@ Kind = Literal["reasoning", "text", "call"]
 ParseCall = Callable[[str], "list[ToolCall] | None"]
 _log = logging.getLogger("spec_server")
 _BODIES = ("{", "<function=")  # how a call begins whose opening mark is missing
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"?'  # of JSON; it may be cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class Splitter:
         self._after_reasoning = False
         self._code = _Code()
         self._space = ""  # white space before the mark of the call being gathered
+        self._n_searched = 0  # characters of the call being gathered that hold no end of it
+        self._ended = False
         self._after_call = False  # white space that follows is no part of the text
         self.n_reasoned = 0  # characters of the answer up to the end of its reasoning
 
@@ -104,6 +108,7 @@ class Splitter:
 
     def finish(self) -> list[Part]:
         """The answer has ended; returns what was held back."""
+        self._ended = True
         parts = self.push("")
         rest, self._held = self._held, ""
         if self._state == "call" and self._call is not None:
@@ -205,20 +210,38 @@ class Splitter:
         return True
 
     def _gather(self, parts: list[Part]) -> bool:
-        assert self._call is not None
-        end = self._call[1]
-        at = self._held.find(end) if end else -1
-        if at < 0:
+        assert self._call is not None and self._parse is not None
+        start, end = self._call
+        first = self._held.find(end) if end else -1
+        if first < 0:
             return False
-        body, self._held = self._held[:at], self._held[at + len(end) :]
-        calls = self._parse(body) if self._parse is not None else None
-        self._state = "text"
+        at = self._end_of_call(end)
+        if at < 0 and not self._ended:
+            return False
+        calls = self._parse(self._held if at < 0 else self._held[:at])
+        if not calls and at != first:  # it was no JSON, so that nothing in it was a string
+            at = first
+            calls = self._parse(self._held[:at])
+        body = self._held if at < 0 else self._held[:at]
+        self._held = self._held[len(body) + len(end) :]
+        self._state, self._n_searched = "text", 0
         if calls:
             parts += self._calls(calls)
             self._after_call = True
         else:
-            parts += self._text(self._space + self._call[0] + body + end)
+            parts += self._text(self._space + start + body + end)
         return True
+
+    def _end_of_call(self, end: str) -> int:
+        """Where the call being gathered ends: no string of JSON holds the mark. -1: not yet."""
+        if not self._held.lstrip().startswith("{"):
+            return self._held.find(end)
+        if self._held.find(end, self._n_searched) >= 0:
+            for found in re.finditer(f"{_STRING}|{re.escape(end)}", self._held, re.DOTALL):
+                if found[0] == end:
+                    return found.start()
+            self._n_searched = self._held.rfind(end) + len(end)
+        return -1
 
     def _gather_bare(self, parts: list[Part]) -> bool:
         """What may be a call without its opening mark, up to the next mark or the end."""

@@ -40,15 +40,15 @@ def create_app(engine: Engine, settings: Settings) -> ASGIApp:
     add_page(app)
     _add_errors(app, settings)
     paths = frozenset(getattr(route, "path", "") for route in app.routes)
-    inner: ASGIApp = app
-    if settings.cors_origins:
-        inner = CORSMiddleware(
-            app,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-        )
-    return Gate(inner, settings, engine.metrics, paths)
+    gate = Gate(app, settings, engine.metrics, paths)
+    if not settings.cors_origins:
+        return gate
+    return CORSMiddleware(  # around the gate: a browser shows a page no refusal without its headers
+        gate,
+        allow_origins=list(settings.cors_origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+    )
 
 
 def _add_errors(app: FastAPI, settings: Settings) -> None:

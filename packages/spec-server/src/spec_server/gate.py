@@ -85,8 +85,7 @@ class Gate:
                 "Allow them with --cors-origin.",
                 status=403,
             )
-        preflight = scope["method"] == "OPTIONS" and bool(self._settings.cors_origins)
-        if scope["path"] not in _OPEN and not preflight and not self._has_key(headers):
+        if scope["path"] not in _OPEN and not self._has_key(headers):
             return Refusal(
                 "[key] The API key must be given as a bearer token, x-api-key or the password of "
                 "HTTP Basic, and match.",

@@ -10,14 +10,12 @@ References:
 
 import json
 import re
-from collections.abc import Iterable
 from typing import Any, Literal
 
 from spec_server.answer import ParseCall, Part
 
 THINK = ("<|channel|>analysis<|message|>", "<|end|>")
 CALL = ("<|channel|>commentary to=", "<|call|>")
-FINAL = "<|channel|>final<|message|>"
 MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
 _MESSAGE = "<|message|>"
 _OPENS = ("<|channel|>", "<|start|>", "to=")
@@ -25,11 +23,6 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _FUNCTIONS = "functions."  # tools of the request, in whatever channel the model calls them
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>(\w*)")
-
-
-def speaks_harmony(vocabulary: Iterable[str], template: str) -> bool:
-    """Whether a model answers in channels, from its tokens and its chat template."""
-    return {"<|start|>", "<|channel|>", _MESSAGE} <= set(vocabulary) and FINAL in template
 
 
 def parse_call(text: str, tools: Any = None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from spec_server.errors import PromptTooLong, Refusal
 from spec_server.guides import Grammars, schema_grammar, spelled_texts
 from spec_server.jobs import Budget
 from spec_server.words import Words, marks_of
+from spec_targets.tokenizer import FINAL
 
 _LONG = 8  # characters per token of the context, beyond which a text is not encoded at once
 _SEAM = 64  # tokens that a cut in a text may add
@@ -88,16 +89,12 @@ class Prompter:
     def __init__(self, tokenizer: Any, vocab_size: int, context: int | None = None) -> None:
         self.words = Words(tokenizer, marks_of(tokenizer))
         self.wrapper = tokenizer.wrapper
+        self.harmony: bool = tokenizer.harmony
         self.vocab_size = vocab_size
         self._context = context
         self._lock = threading.Lock()
         template = getattr(self.words.hf, "chat_template", None)
         self.template = template if isinstance(template, str) else ""
-
-    @cached_property
-    def harmony(self) -> bool:
-        """Whether the model answers in channels, as gpt-oss does."""
-        return harmony.speaks_harmony(self.words.hf.get_vocab(), self.template)
 
     @property
     def think(self) -> tuple[str, str] | None:
@@ -200,7 +197,7 @@ class Prompter:
             if in_reasoning and chat.thinking is False and self.think is not None:
                 text, in_reasoning = f"{text.rstrip()}\n\n{self.think[1]}\n\n", False
             if self.harmony and chat.thinking is False and not (chat.tools or chat.continue_last):
-                text += harmony.FINAL
+                text += FINAL
             ids = self._ids(text, self.words.encode_rendered)
             grammar = self._grammar(chat)
         call = self.call if chat.tools else None

@@ -27,7 +27,7 @@ def marks_of(tokenizer: Any) -> list[str]:
     wrapper = tokenizer.wrapper
     names = ("think_start", "think_end", "tool_call_start", "tool_call_end")
     found = [mark for name in names if (mark := getattr(wrapper, name, None))]
-    if harmony.MARKS[1] in wrapper._tokenizer.get_vocab():
+    if tokenizer.harmony:
         found += harmony.MARKS
     return found
 

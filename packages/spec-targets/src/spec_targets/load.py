@@ -245,14 +245,4 @@ def _load_tokenizer(folder: Path, config: dict[str, Any], trusted: bool) -> HfTo
             f'[load] The tokenizer files of "{folder}" must load, and do not: '
             f"{one_line(error, 300)}"
         ) from error
-    tokenizer = HfTokenizer(wrapper)
-    tokenizer.stop_ids |= _harmony_ends(wrapper)
-    return tokenizer
-
-
-def _harmony_ends(wrapper: Any) -> set[int]:
-    """What ends an answer of gpt-oss, a call of a tool too; many conversions list one of them."""
-    vocabulary = wrapper._tokenizer.get_vocab()
-    if not {"<|start|>", "<|channel|>", "<|message|>"} <= vocabulary.keys():
-        return set()
-    return {vocabulary[end] for end in ("<|return|>", "<|call|>") if end in vocabulary}
+    return HfTokenizer(wrapper)

@@ -5,18 +5,34 @@ from typing import Any
 
 from spec_core import SpecError
 
+FINAL = "<|channel|>final<|message|>"  # begins what a user reads, in gpt-oss's format
+
 
 class HfTokenizer:
     """Wraps what `mlx_lm.utils.load_tokenizer` returns.
 
     Args:
         wrapper: The mlx-lm TokenizerWrapper.
+
+    Attributes:
+        wrapper: As given.
+        harmony: The model answers in channels, as gpt-oss does: its chat template has the final
+            one, and its vocabulary the marks of a message.
+        stop_ids: What ends a text; in harmony the call of a tool too, whatever the configs list.
     """
 
     def __init__(self, wrapper: Any) -> None:
         self.wrapper = wrapper
         self._tokenizer = wrapper._tokenizer
-        self.stop_ids = frozenset(int(i) for i in wrapper.eos_token_ids)
+        template = getattr(self._tokenizer, "chat_template", None)
+        in_channels = isinstance(template, str) and FINAL in template
+        # A copy of the whole vocabulary, which few models need.
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab() if in_channels else {}
+        self.harmony = {"<|start|>", "<|channel|>", "<|message|>"} <= vocabulary.keys()
+        ends = ("<|return|>", "<|call|>") if self.harmony else ()
+        self.stop_ids = frozenset(
+            [*map(int, wrapper.eos_token_ids), *(vocabulary[e] for e in ends if e in vocabulary)]
+        )
 
     @property
     def has_chat_template(self) -> bool:

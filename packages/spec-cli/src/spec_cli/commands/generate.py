@@ -1,6 +1,7 @@
 """`spec generate`: one answer, streamed."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,15 @@ def _encode(tokenizer: Any, text: str, options: dict[str, Any]) -> list[int]:
     return tokenizer.encode_chat(messages, **extra)
 
 
+def _shown(pair: Any, raw: bool) -> tuple[Any, Callable[[Any], str]]:
+    """The pair to generate with, and what a user sees of a round."""
+    if raw or not pair.tokenizer.harmony:
+        return pair, lambda round_: round_.text
+    from spec_cli.channels import Channels, marked
+
+    return marked(pair), Channels().push
+
+
 def _answer(
     model: str,
     pair: Any,
@@ -103,6 +113,7 @@ def _answer(
     from spec_core import generate as rounds
 
     as_json, cap = options["as_json"], chosen.make()
+    pair, shown = _shown(pair, options["raw"])
     mode, drafter = names_of(pair.drafter)
     mx.reset_peak_memory()
     meter, tokens, pieces = StatsMeter(), [], []
@@ -116,9 +127,9 @@ def _answer(
     ):
         meter.add(round_)
         tokens += round_.tokens
-        pieces.append(round_.text)
+        pieces.append(shown(round_))
         if not as_json:
-            render.stream(round_.text)
+            render.stream(pieces[-1])
     stats = meter.result()
     if not as_json:
         render.end_stream()

@@ -16,14 +16,17 @@ _LM_STUDIO = (Path("~/.lmstudio/models"), Path("~/.cache/lm-studio/models"))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 def models(as_json: bool) -> None:
     """List the known pairs of target and drafter, and the checkpoints on this disk."""
-    from spec_drafters.pairs import known_pairs
+    from spec_drafters.pairs import known_pairs, other_heads
 
     found, pairs = on_disk(), [asdict(pair) for pair in known_pairs()]
+    others = [asdict(head) for head in other_heads()]
     if as_json:
-        render.one_json({"pairs": pairs, "on_disk": found})
+        render.one_json({"pairs": pairs, "other_drafters": others, "on_disk": found})
         return
     known = [[p["target"], p["mode"], p[p["mode"]] or "", str(p["cap"])] for p in pairs]
     render.table("known pairs", ["target", "mode", "drafter", "best cap"], known)
+    more = [[o["target"], o["mode"], o["head"]] for o in others]
+    render.table("other drafters, for --drafter", ["target", "mode", "drafter"], more)
     rows = [[m["name"], m["model_type"], "yes" if m["runs"] else "no", m["where"]] for m in found]
     render.table("on disk", ["model", "type", "runs", "where"], rows)
 
