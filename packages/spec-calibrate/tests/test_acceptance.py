@@ -1,4 +1,5 @@
 import random
+import statistics
 
 import pytest
 
@@ -26,6 +27,29 @@ def test_a_position_never_reached_takes_the_rate_of_the_one_before():
         frequency.add(0, 1.0)
     first, second, third = frequency.estimates(3)[0]
     assert first > 0.95 and second > 0.9 and third > 0.85
+
+
+def test_a_position_beyond_the_cap_goes_where_the_ones_before_it_go():
+    """A hard text was drafted in whole blocks; in an easy one only three drafts are asked for."""
+
+    def risen(seed):
+        rates, chance = Frequency((0.7,)), random.Random(seed)
+
+        def rounds(n, cap, rate):
+            for _ in range(n):
+                rates.age()
+                for i in range(cap):
+                    accepted = chance.random() < rate
+                    rates.add(i, float(accepted))
+                    if not accepted:
+                        break
+            return rates.estimates(7)[0]
+
+        return [-a + b for a, b in zip(rounds(200, 7, 0.5), rounds(30, 3, 0.9), strict=True)]
+
+    by_seed = [risen(seed) for seed in range(10)]
+    mean = [statistics.mean(position) for position in zip(*by_seed, strict=True)]
+    assert min(mean[:3]) > 0.15 and mean[3] > 0.1 and min(mean[4:]) > 0.04
 
 
 def test_recent_rounds_count_more_than_old_ones():

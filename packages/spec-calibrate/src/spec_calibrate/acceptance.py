@@ -2,7 +2,8 @@
 
 Two averages per position: a slow one says what this drafter is like, a fast one what it is doing
 now, and the slow one is the fast one's prior. A position never reached takes the rate of the one
-before it: measured heads are about level in the position. Knows nothing about costs.
+before it: measured heads are about level in the position. One not reached lately, because less was
+asked for, follows it: what makes a text easy does so for all positions. Knows nothing about costs.
 """
 
 import math
@@ -13,7 +14,8 @@ _RARE_HALF_LIFE = 200.0  # for what happens seldom: that a lookup finds somethin
 _SLOW_HALF_LIFE = 400.0
 _FAST_PRIOR = 8.0  # observations that the slow average counts for
 _SLOW_PRIOR = 8.0  # observations that the assumed rates count for
-_BORROWED = 0.6  # share of what the position before is doing now, for one never reached
+_BORROWED = 0.8  # share of how far the position before is from its usual odds now
+_EDGE = 0.01  # rates are kept this far from 0 and 1 where odds are asked for
 
 
 class Frequency:
@@ -61,13 +63,12 @@ class Frequency:
             prior = self._prior[min(i, len(self._prior) - 1)]
             fast = self._fast[i] if i < len(self._fast) else _NONE
             slow = self._slow[i] if i < len(self._slow) else _NONE
-            base, lent, borrowed = prior, prior, 0.0
+            base, shift = prior, 0.0
             if i and self._alike:
-                step = prior / before if before > 0 else 1.0
-                base, lent = min(1.0, lasting * step), min(1.0, rate * step)
-                borrowed = _BORROWED * _SLOW_PRIOR / (_SLOW_PRIOR + slow[1])
+                base = min(1.0, lasting * (prior / before if before > 0 else 1.0))
+                shift = _BORROWED * (_logit(rate) - _logit(lasting))
             lasting = (slow[0] + _SLOW_PRIOR * base) / (slow[1] + _SLOW_PRIOR)
-            expected = lasting + borrowed * (lent - lasting)
+            expected = _sigmoid(_logit(lasting) + shift)
             weight = fast[1] + _FAST_PRIOR
             rate = (fast[0] + _FAST_PRIOR * expected) / weight
             likely.append(rate)
@@ -75,6 +76,15 @@ class Frequency:
             hopeful.append(min(1.0, rate + z * spread))
             before = prior
         return likely, hopeful
+
+
+def _logit(rate: float) -> float:
+    rate = min(max(rate, _EDGE), 1.0 - _EDGE)
+    return math.log(rate / (1.0 - rate))
+
+
+def _sigmoid(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(-x))
 
 
 _SLOW_KEEP = 0.5 ** (1 / _SLOW_HALF_LIFE)

@@ -4,6 +4,7 @@ Machines are shaped after measurements: a device that has rows to spare, one who
 end at a width, one where each row costs what a step costs, a slow drafter beside a fast target.
 """
 
+import bisect
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,6 +44,7 @@ STEEP = Machine("steep", 10 * _MS, _verify(10.0, _steps(32, 6.0, 6.0)), _level(1
 CHAIN = Machine("chain", 10 * _MS, _verify(10.2, _steps(8, 0.4, 1.0)), _per_draft(1.5), 1 * _MS)
 DEAR = Machine("dear", 3 * _MS, _verify(3.1, _steps(8, 0.2, 0.2)), _level(5), 1 * _MS)
 LOOKUP = Machine("lookup", 10 * _MS, _verify(10.2, _steps(8, 0.3, 0.8)), _level(0.05), 1 * _MS)
+LEVEL = Machine("level", 4.4 * _MS, _verify(4.4, _steps(8, 0.03, 0.03)), _level(1), 0.4 * _MS)
 DEEP = replace(KNEE, name="deep", depth_s=1e-3 * _MS)
 
 MACHINES = (ROOMY, KNEE, CLIFF, STEEP, CHAIN, DEAR)
@@ -75,6 +77,20 @@ def moving(start: float, end: float, n_tokens: int) -> Accept:
 def switched(rates: Sequence[float], every: int) -> Accept:
     """Rates that switch in turn after so many tokens."""
     return lambda place, i: rates[((place + i) // every) % len(rates)]
+
+
+def busy_host(slow: float, mean: float, seed: int = 0) -> Callable[[float, int], float]:
+    """Every kind of round slower while another job runs; stretches of so much of the text."""
+    rng = random.Random(seed)
+    ends, levels = [0.0], [1.0]
+
+    def drift(share: float, width: int) -> float:
+        while ends[-1] <= share:
+            ends.append(ends[-1] + rng.expovariate(1 / mean))
+            levels.append(rng.choice((1.0, slow)))
+        return levels[bisect.bisect_right(ends, share)]
+
+    return drift
 
 
 def copies(every: int, length: int) -> Callable[[int], int]:
@@ -127,6 +143,14 @@ def changing_scenarios() -> list[Scenario]:
         Scenario("bursty / roomy", ROOMY, bursty(0.1, 0.95, 100), n),
         Scenario("bursty / steep", STEEP, bursty(0.3, 0.98, 80), n),
         Scenario("switching / chain", CHAIN, switched((0.9, 0.3), 250), n),
+        Scenario(
+            "switching, busy host / level",
+            LEVEL,
+            switched((0.4, 0.88), 320),
+            n,
+            drift=busy_host(1.5, 0.02),
+            noise=0.08,
+        ),
         Scenario("improving / knee", KNEE, moving(0.0, 0.95, n), n),
         Scenario("improving / roomy", ROOMY, moving(0.0, 0.95, n), n),
         Scenario("worsening / knee", KNEE, moving(0.95, 0.0, n), n),
