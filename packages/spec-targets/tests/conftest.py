@@ -79,6 +79,7 @@ def attend_bound():
 def serve(make_target, monkeypatch, attend_bound):
     """Makes a target whose attention goes to the stand-in, as on a CUDA device."""
     monkeypatch.setattr(compiled, "TRIED_AFTER", 3)
+    monkeypatch.setattr(compiled, "AGAIN_AFTER", 3)
     monkeypatch.setattr(compiled, "RACED", 0)
     monkeypatch.setattr(compiled, "ROOM", 32)
     monkeypatch.setattr(KVCache, "step", 8)

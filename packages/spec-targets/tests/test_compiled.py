@@ -184,8 +184,24 @@ def test_a_pause_between_two_texts_is_no_round(serve, monkeypatch):
     for _ in range(3):
         rounds(target, 4, after=after)
         now[0] += 500.0
-    (kind,) = target._compiled._kinds.values()
-    assert {*kind.own_s, *kind.replay_s} == {1.0}
+    (race,) = target._compiled._races.values()
+    assert {*race.own_s, *race.replay_s} == {1.0}
+
+
+@pytest.mark.parametrize(("replay_s", "after"), [(0.9, 2), (1.1, None)])
+def test_what_one_width_has_shown_holds_for_the_others(serve, monkeypatch, replay_s, after):
+    """At one capacity: a won race lets other widths be traced sooner, a lost one not at all."""
+    monkeypatch.setattr(compiled, "RACED", 8)
+    monkeypatch.setattr(compiled, "AGAIN_AFTER", 2)
+    monkeypatch.setattr(compiled, "ROOM", 128)
+    target = serve("llama")
+    rounds(target, 3)
+    race = target._compiled._races[next(iter(target._compiled._kinds))[1:]]
+    race.n, race.own_s, race.replay_s = 8, [1.0], [replay_s]
+    rounds(target, 1)  # judges
+    rounds(target, 4, rows=3)
+    kind = target._compiled._kinds[3, 128, (0, 2), 0]
+    assert (kind.graph is not None) == (after is not None) and kind.met == (after or 4)
 
 
 def test_a_trial_that_fills_its_buffers_proves_nothing(serve, attend_bound, monkeypatch):

@@ -23,7 +23,8 @@ from spec_kernels import Installed, KernelError
 from spec_targets.forward import Forward
 
 TRIED_AFTER = 8  # blocks of a kind: fewer would not repay the trace
-RACED = 24  # blocks of a kind after the trace, by turns with and without the graph
+AGAIN_AFTER = 2  # the same where another width has won its race
+RACED = 24  # blocks of a capacity that have a graph, by turns with and without it
 TURN = 4  # blocks: what one leaves on the device weighs on the next
 KEPT = 32  # graphs
 ROOM = 1024  # buffers hold multiples of it: each capacity is a graph of its own
@@ -69,37 +70,43 @@ class Buffers:
 
 @dataclass(slots=True)
 class _Kind:
-    """Blocks of one shape: how often they came, their graph once there is one, and its race."""
+    """Blocks of one shape: how often they came, and their graph once there is one."""
 
     met: int = 0
     refused: bool = False
     graph: Graph | None = None
     calls: Counter[str] = field(default_factory=Counter)
-    raced: int = 0
+
+
+@dataclass(slots=True)
+class _Race:
+    """Rounds with graphs against rounds without, over all widths of one capacity."""
+
+    n: int = 0
     own_s: list[float] = field(default_factory=list)
     replay_s: list[float] = field(default_factory=list)
+    lost: bool = False
 
     @property
-    def racing(self) -> bool:
+    def running(self) -> bool:
         """Whether blocks are still served by turns."""
-        return self.raced < RACED
+        return self.n < RACED
 
     def replays(self) -> bool:
-        """Whether the graph serves the block at hand; the first call after the race judges it."""
-        if self.racing:
-            self.raced += 1
-            return (self.raced - 1) // TURN % 2 == 0
+        """Whether a graph serves the block at hand; the first call after the race judges it."""
+        if self.running:
+            self.n += 1
+            return (self.n - 1) // TURN % 2 == 0
         if self.own_s and self.replay_s:
-            if statistics.median(self.replay_s) >= statistics.median(self.own_s):
-                self.refused, self.graph = True, None
+            self.lost = statistics.median(self.replay_s) >= statistics.median(self.own_s)
             self.own_s.clear()
             self.replay_s.clear()
-        return self.graph is not None
+        return not self.lost
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """The block before this one, while its kind is raced: it lasts until the next one begins.
+    """The block before this one, during a race: it lasts until the next one begins.
 
     Knows the cache by its first entry, and does not keep it alive.
     """
@@ -120,6 +127,7 @@ class CompiledForward:
     def __init__(self, forward: Forward, kernels: Installed) -> None:
         self._forward, self._kernels = forward, kernels
         self._kinds: OrderedDict[tuple[Any, ...], _Kind] = OrderedDict()
+        self._races: dict[tuple[Any, ...], _Race] = {}
         self._never = False
         self._begun: _Begun | None = None
 
@@ -136,16 +144,18 @@ class CompiledForward:
         rows, capacity = block.shape[0], self._fit(block.shape[0], entries)
         if capacity is None:
             return None
-        kind = self._kind((rows, capacity, tuple(taps), self._kernels.epoch))
+        shape = (capacity, tuple(taps), self._kernels.epoch)
+        kind, race = self._kind((rows, *shape)), self._races.setdefault(shape, _Race())
         if kind.graph is None:
             kind.met += 1
             full = entries[0].offset + rows == capacity  # says nothing about buffers with room
-            if kind.met < TRIED_AFTER or kind.refused or full:
+            least = TRIED_AFTER if race.running else AGAIN_AFTER
+            if kind.met < least or kind.refused or race.lost or full:
                 return None
             return self._try(kind, block, entries, taps)
-        racing, replays = kind.racing, kind.replays()
-        if racing:
-            times = kind.replay_s if replays else kind.own_s
+        running, replays = race.running, race.replays()
+        if running:
+            times = race.replay_s if replays else race.own_s
             self._begun = _Begun(now, weakref.ref(entries[0]), times)
         if not replays:
             return None
