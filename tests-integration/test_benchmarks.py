@@ -4,6 +4,7 @@ Knows nothing about figures: a smoke test is no measurement.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -95,6 +96,15 @@ def test_the_kernels_want_a_gpu_and_their_forwards_run_anywhere(run, script, mon
     assert kernels.growing_ms(arms, rounds=1)["stock"] > 0
     assert kernels.decode_ms(arms, tokens=2, turns=1)["stock"] > 0
     assert kernels.exact_rounds(arms["stock"], 4)["rows"] > 0
+
+
+def test_a_blocks_time_is_split_by_what_the_host_does(run, script, monkeypatch):
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": 99}
+    host_time = script("host_time")
+    monkeypatch.setattr(host_time, "SMOLLM2", replace(host_time.SMOLLM2, **small))
+    monkeypatch.setattr(host_time, "TAPS", (1,))
+    code, out = run("host_time", "--rows", 2, "--repeats", 1)
+    assert code == 0 and out.splitlines()[-1].split()[::5] == ["2", "stock"]
 
 
 def test_the_server_is_timed_and_keeps_a_second_turn(run, model):
