@@ -218,8 +218,24 @@ def test_a_forward_that_fails_is_repeated_row_by_row(make_target, monkeypatch):
         assert (ids, reason) == (want_ids, want_reason)
 
 
-def test_a_model_that_mixes_rows_is_refused(make_target, monkeypatch):
-    target = make_target("llama")
+@pytest.mark.parametrize(("dtype", "refused"), [(mx.float32, True), (mx.bfloat16, False)])
+def test_the_rounding_of_16_bits_is_no_mixing_of_rows(make_target, monkeypatch, dtype, refused):
+    """On a GPU a forward of another shape runs other kernels."""
+    target = make_target("llama", dtype=dtype)
+    own = target._forward_rows
+
+    def rounded(blocks, entries, taps):
+        logits, tapped = own(blocks, entries, taps)
+        noise = mx.random.normal(logits.shape, key=mx.random.key(0)) * mx.std(logits)
+        return (logits + 0.06 * noise).astype(dtype), tapped
+
+    monkeypatch.setattr(target, "_forward_rows", rounded)
+    assert (target.batch_refusal is not None) == refused
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_a_model_that_mixes_rows_is_refused(make_target, monkeypatch, dtype):
+    target = make_target("llama", dtype=dtype)
     own = target._forward_rows
 
     def mixing(blocks, entries, taps):
