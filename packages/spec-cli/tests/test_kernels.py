@@ -26,6 +26,8 @@ def test_the_statistics_say_which_rows_the_kernels_serve():
     target = target_with(switch, [object()])
     cap = caps.Caps(3, lambda: FixedCap(3), 3)
     assert caps.remarks(cap, cap.make(), target) == ["kernels: 2-16 rows"]
+    target.replayed_rows = frozenset({8, 4})
+    assert caps.remarks(cap, cap.make(), target) == ["kernels: 2-16 rows, graphs of 4, 8 rows"]
     target.kernels.disable("a verify took 5.00 s, 100 times the median of 50.0 ms")
     assert caps.remarks(cap, cap.make(), target) == [
         "kernels off: a verify took 5.00 s, 100 times the median of 50.0 ms"

@@ -146,6 +146,17 @@ def test_the_watchdog_leaves_the_trial_out(serve, monkeypatch):
     assert (n_first, len(asked)) == (1, 2)  # the first meets the kernel anew, the third is a trial
 
 
+def test_what_is_replayed_can_be_seen(serve, make_target):
+    target = serve("llama")
+    assert target.replayed_rows == make_target("llama").replayed_rows == frozenset()
+    for rows in (2, 4):
+        rounds(target, 4, rows=rows)
+    assert target.replayed_rows == {2, 4}
+    for race in target._compiled._races.values():
+        race.lost = True
+    assert target.replayed_rows == frozenset()
+
+
 def test_few_graphs_are_kept(serve, monkeypatch):
     monkeypatch.setattr(compiled, "KEPT", 2)
     target = serve("llama")

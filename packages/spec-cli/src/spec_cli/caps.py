@@ -124,7 +124,9 @@ def _kernel_remarks(target: Any) -> list[str]:
     if not report.on:
         return [f"kernels off: {report.reason}"]
     served = [f"{rows} rows" for arm, rows in report.arms.items() if arm != "stock"]
-    return [f"kernels: {', '.join(served) or 'attention'}"]
+    replayed = sorted(getattr(target, "replayed_rows", ()))
+    graphs = [f"graphs of {', '.join(map(str, replayed))} rows"] if replayed else []
+    return [f"kernels: {', '.join(served + graphs) or 'attention'}"]
 
 
 def _fixed(n: int, key: str = "", *, guessed: bool = False) -> Caps:

@@ -130,6 +130,11 @@ class MlxTarget:
         self._compiled = CompiledForward(self._forward, kernels) if replay else None
 
     @property
+    def replayed_rows(self) -> frozenset[int]:
+        """Block lengths that are replayed as graphs now; none without kernels."""
+        return self._compiled.rows if self._compiled is not None else frozenset()
+
+    @property
     def exact_refusal(self) -> str | None:
         """The op whose rows depend on their number, or None; measured at the first use."""
         if self._exact is None:

@@ -163,6 +163,14 @@ class CompiledForward:
         self._kernels.count(kind.calls)
         return _take(arrays, len(taps), entries, rows)
 
+    @property
+    def rows(self) -> frozenset[int]:
+        """Block lengths that have a graph in use."""
+        kinds = self._kinds.items()
+        return frozenset(
+            key[0] for key, kind in kinds if kind.graph and not self._races[key[1:]].lost
+        )
+
     def _fit(self, rows: int, entries: Sequence[Any]) -> int | None:
         """Give the entries buffers that a graph may be kept for, with room for the block.
 
