@@ -217,7 +217,8 @@ class CompiledForward:
         own = self._forward(block, list(entries), taps)
         mx.eval(own.logits, own.taps)  # sync: likewise
         pairs = zip(arrays, [own.logits, *own.taps, *_buffers(entries)], strict=True)
-        kind.refused = not all(bool(mx.array_equal(a, b, equal_nan=True)) for a, b in pairs)
+        same = mx.stack([mx.array_equal(a, b, equal_nan=True) for a, b in pairs]).all()
+        kind.refused = not bool(same.item())  # sync: the last one of a trial
         if not kind.refused:
             kind.graph = graph
         return TargetOutput(own.logits, own.taps)
