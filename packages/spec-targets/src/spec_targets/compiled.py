@@ -26,7 +26,7 @@ TRIED_AFTER = 8  # blocks of a kind: fewer would not repay the trace
 AGAIN_AFTER = 2  # the same where another width has won its race
 RACED = 24  # blocks of a capacity that have a graph, by turns with and without it
 TURN = 4  # blocks: what one leaves on the device weighs on the next
-KEPT = 32  # graphs
+KEPT = 64  # kinds of blocks: nine widths at seven capacities
 ROOM = 1024  # buffers hold multiples of it: each capacity is a graph of its own
 Graph = Callable[..., list[mx.array]]
 
