@@ -89,6 +89,7 @@ SAID = {
         "<|channel|>commentary<|message|>Hm." + NEXT + THOUGHT + NEXT + FINAL,
         f"Hm.\n\n{THOUGHT_SHOWN}\n</think>\n\n{FINAL_SHOWN}",
     ),
+    "two texts": ("<|channel|>commentary<|message|>Hm." + NEXT + FINAL, f"Hm.\n\n{FINAL_SHOWN}"),
     "cut in a thought": (THOUGHT, THOUGHT_SHOWN),
     "no channel": ("Just so.", "Just so."),
 }

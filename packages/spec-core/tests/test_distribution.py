@@ -1,6 +1,6 @@
 """The accept rule keeps the target's distribution, whoever drafts; a wrong rule does not.
 
-One round on an order-2 Markov target is vectorised over 40,000 keys: penalties by row, target
+One round on an order-2 Markov target is vectorised over 60,000 keys: penalties by row, target
 distribution, K drafts, accept rule. When the round emits fewer than three tokens, plain draws add
 the rest, so that each key gives one sample of the joint distribution of three tokens; NumPy
 enumerates the same distribution.
@@ -15,7 +15,7 @@ import pytest
 from spec_core import Acceptance, Sampling, accept_residual, residual, target_probs
 from spec_core.sampling import Seen, count_tokens, draw, penalise, seen_by_row
 
-N_DRAWS = 40_000
+N_DRAWS = 60_000
 PROMPT = (1, 2)
 AcceptRule = Callable[[mx.array, mx.array, mx.array | None, mx.array], Acceptance]
 

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from spec_core import Sampling, target_probs
 from spec_core.sampling import Seen, count_tokens, draw, penalise, seen_by_row
 
+# One in 2^32 uniform draws is 0; of the 64 of this key, the 55th.
+ZERO_AT_55 = mx.array([2690120363, 1134556603], mx.uint32)
+
 
 def row(*values: float) -> mx.array:
     return mx.array([list(values)])
@@ -240,12 +243,17 @@ def test_a_token_of_probability_zero_is_never_drawn():
     assert set(drawn.tolist()) == {3}
 
 
-def test_a_uniform_draw_of_exactly_zero_costs_no_certain_token_its_place():
-    key = mx.array([2690120363, 1134556603], mx.uint32)  # one in 2^32 draws is 0; this has one
-    assert mx.random.uniform(shape=(64,), key=key)[55].item() == 0
+def test_a_uniform_draw_of_exactly_zero_wins_no_token_of_probability_zero():
+    assert mx.random.uniform(shape=(64,), key=ZERO_AT_55)[55].item() == 0
+    assert draw((mx.arange(64) == 3).astype(mx.float32), ZERO_AT_55).item() == 3
     certain = (mx.arange(64) == 55).astype(mx.float32)
-    assert draw(certain, key).item() == 55
-    assert draw(certain[None], key).tolist() == [55]
+    assert draw(certain, ZERO_AT_55).item() == 55
+    assert draw(certain[None], ZERO_AT_55).tolist() == [55]
+
+
+def test_a_rare_token_wins_where_its_uniform_draw_is_small():
+    rare = mx.where(mx.arange(64) == 55, 1e-9, (mx.arange(64) == 3).astype(mx.float32))
+    assert draw(rare, ZERO_AT_55).item() == 55
 
 
 def test_one_row_draws_what_it_draws_without_its_axis():

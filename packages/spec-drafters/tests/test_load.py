@@ -80,6 +80,8 @@ def test_without_a_checkpoint_an_unknown_target_gets_lookup() -> None:
         '[load] Mode "dspark" needs a drafter for "some/model", and no pair is known. '
         'Pass one, or use mode "lookup".'
     )
+    with pytest.raises(LoadError, match="needs a drafter for this target, and no pair is known"):
+        load_drafter(None, TinyTarget(), mode="dspark")
 
 
 def test_who_asks_for_a_mode_that_no_pair_has_is_told_of_a_head_that_loads() -> None:

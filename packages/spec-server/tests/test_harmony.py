@@ -49,6 +49,8 @@ SCRIPTS = {
     '<|channel|>analysis to=functions.get_weather code<|message|>\n{"city": "Bonn"}<|call|>',
     "twice": "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis"
     "<|message|>Two.<|end|><|start|>assistant<|channel|>final<|message|>Three.",
+    "two texts": "<|channel|>commentary<|message|>One.<|end|><|start|>assistant<|channel|>final"
+    "<|message|>Two.",
     "broken": "<|channel|>commentary to=functions.get_weather<|message|>{nope<|call|>",
     "cut": "<|channel|>analysis<|message|>Let me<|end|><|start|>assistant<|channel|>fin",
     "plain": "Just so.",
@@ -66,6 +68,7 @@ WANT = {  # reasoning, text, calls
     "role": ("", "", [{"city": "Rome"}]),
     "analysis": ("We need it.", "", [{"city": "Bonn"}]),
     "twice": ("One.\n\nTwo.", "Three.", []),
+    "two texts": ("", "One.\n\nTwo.", []),
     "broken": ("", "{nope", []),
     "cut": ("Let me", "", []),
     "plain": ("", "Just so.", []),
@@ -82,7 +85,7 @@ def test_channels_are_told_apart_however_they_come(key, chunk):
     calls = [json.loads(p.call.arguments) for p in parts if p.call is not None]
     assert (said["reasoning"], said["text"], calls) == WANT[key]
     for part in parts:
-        assert part.kind != "text" or text[part.at :].startswith(part.text)
+        assert part.kind != "text" or part.text == "\n\n" or text[part.at :].startswith(part.text)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +106,9 @@ def chat(server, *messages, **more):
     return answer.json()
 
 
-@pytest.mark.parametrize("key", ["answer", "call", "role", "analysis", "twice", "plain"])
+@pytest.mark.parametrize(
+    "key", ["answer", "call", "role", "analysis", "twice", "two texts", "plain"]
+)
 @pytest.mark.parametrize("tools", [[TOOL], None])
 def test_no_channel_leaks_into_the_text_and_calls_are_calls(server, key, tools):
     """ml-explore/mlx-lm#875: marks and reasoning stood in the text."""
@@ -156,9 +161,11 @@ def test_reasoning_can_be_left_out_and_logprobs_are_the_texts(server):
     off = chat(server, body, reasoning_effort="none")
     assert off["usage"]["prompt_tokens"] > chat(server, body)["usage"]["prompt_tokens"]
     assert off["choices"][0]["message"]["content"] == "Just so."
-    told = chat(server, {"role": "user", "content": "say:answer;"}, logprobs=True)["choices"][0]
-    spelled = "".join(entry["token"] for entry in told["logprobs"]["content"])
-    assert spelled == WANT["answer"][1]
+    for key in ("answer", "two texts"):
+        asked = {"role": "user", "content": f"say:{key};"}
+        told = chat(server, asked, logprobs=True)["choices"][0]
+        spelled = "".join(entry["token"] for entry in told["logprobs"]["content"])
+        assert spelled == WANT[key][1].replace("\n", "")  # the gap is of no token
 
 
 def test_a_call_ends_the_answer_whatever_the_configs_list(tmp_path):

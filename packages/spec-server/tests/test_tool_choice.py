@@ -115,14 +115,14 @@ def test_an_answer_beside_tools_has_its_shape_or_is_a_call(qwen):
     shape = {"type": "json_schema", "json_schema": {"name": "s", "schema": SHAPE}}
     seen = set()
     for seed in range(12):
-        answer = chat(qwen, response_format=shape, temperature=2.0, seed=seed)
+        answer = chat(qwen, response_format=shape, temperature=20.0, seed=seed)
         message = answer.choices[0].message
         if message.tool_calls:
             assert all(satisfied(call) for call in message.tool_calls)
         elif answer.choices[0].finish_reason == "stop":
             assert json.loads(message.content)["a"] in ("x", "yy")
         seen.add(bool(message.tool_calls))
-    assert False in seen
+    assert seen == {True, False}
 
 
 def test_the_dialect_of_anthropic_forces_calls_as_well(qwen):

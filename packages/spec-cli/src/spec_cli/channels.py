@@ -42,7 +42,8 @@ class Channels:
                 text = text.lstrip()
             elif self._reasons and not reasons:
                 shown += "\n</think>\n\n"
+                text = text.lstrip("\n")
             self._reasons = reasons
             shown += text
-            self.text += "" if reasons else text
+            self.text += "" if reasons else part.text
         return shown

@@ -193,5 +193,6 @@ def draw(probs: mx.array, key: mx.array) -> mx.array:
     rate p, and the first one wins with probability p.
     """
     u = mx.random.uniform(low=_HALF_STEP, shape=probs.shape, key=key)
-    # A time of 0 or infinity would let tokens of probability 0 win, or tie.
-    return mx.argmax(probs / -mx.log(u), axis=-1).astype(mx.int32)
+    # A time of 0 or infinity would let tokens of probability 0 win, or tie. Not -log(u): near 1 the
+    # steps of float32 are 2^-24, too coarse for the short times by which rare tokens win.
+    return mx.argmax(probs / -mx.log1p(-u), axis=-1).astype(mx.int32)

@@ -114,9 +114,10 @@ def load_drafter(
         if mode == "auto":
             return _lookup(confidence_threshold, lookup_drafts, options)
         other = find_other(model, mode) if model is not None else None
+        whom = "this target" if model is None else f'"{model}"'
         such = f', such as "{other}",' if other is not None else ","
         raise LoadError(
-            f'[load] Mode "{mode}" needs a drafter for "{model}", and no pair is known. '
+            f'[load] Mode "{mode}" needs a drafter for {whom}, and no pair is known. '
             f'Pass one{such} or use mode "lookup".'
         )
     return _load_known(pair, found, target, mode, settings, lookup_drafts)

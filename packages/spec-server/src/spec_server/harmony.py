@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any, Literal
 
-from spec_server.answer import ParseCall, Part
+from spec_server.answer import Kind, ParseCall, Part
 
 THINK = ("<|channel|>analysis<|message|>", "<|end|>")
 CALL = ("<|channel|>commentary to=", "<|call|>")
@@ -20,6 +20,7 @@ MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
 _MESSAGE = "<|message|>"
 _OPENS = ("<|channel|>", "<|start|>", "to=")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+_GAP = "\n\n"  # between two messages of a kind
 _FUNCTIONS = "functions."  # tools of the request, in whatever channel the model calls them
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>(\w*)")
@@ -47,7 +48,8 @@ class Harmony:
         self._held = ""
         self._n_seen = 0  # characters of the answer; what is held are the last ones
         self._name = ""  # of the call being gathered
-        self._reasoned = False
+        self._said: set[Kind] = set()
+        self._ended: set[Kind] = set()  # said in messages that have ended: a gap comes before more
         self.n_reasoned = 0  # characters of the answer up to the end of its reasoning
 
     def push(self, text: str) -> list[Part]:
@@ -116,8 +118,7 @@ class Harmony:
                 parts += [Part("call", call=call) for call in calls]
                 return
         self._say(parts, n)
-        if self._state == "reasoning":
-            self._reasoned = True
+        self._ended |= self._said
 
     def _say(self, parts: list[Part], n: int) -> None:
         """The first n characters of what is held are final: reasoning, or text."""
@@ -125,13 +126,14 @@ class Harmony:
         text, self._held = self._held[:n], self._held[n:]
         if not text:
             return
-        if self._state != "reasoning":
-            parts.append(Part("text", text, at=at))
-            return
-        self.n_reasoned = at + len(text)
-        if self._reasoned:  # another message of it
-            text, self._reasoned = f"\n\n{text}", False
-        parts.append(Part("reasoning", text))
+        kind: Kind = "reasoning" if self._state == "reasoning" else "text"
+        if kind == "reasoning":
+            self.n_reasoned = at + len(text)
+        gap = _GAP if kind in self._ended else ""
+        self._ended.discard(kind)
+        self._said.add(kind)
+        # The gap is no part of the answer: apart, so that the text's place stays right.
+        parts += [Part(kind, piece, at=at) for piece in (gap, text) if piece]
 
     def _n_of_a_mark(self) -> int:
         """Characters at the end of what is held that may be the beginning of a mark."""
