@@ -120,3 +120,11 @@ def test_chat_shows_them_apart_and_keeps_the_text_alone(spec, folder, says, monk
     history = f"<|start|>user<|message|>Hi<|end|><|start|>assistant{FINAL}"
     assert prompts[1].startswith(history.replace("<|return|>", "<|end|>"))
     assert "analysis" not in prompts[1]
+
+
+def test_a_turn_in_which_nothing_was_said_leaves_no_empty_message(spec, folder, says, monkeypatch):
+    prompts = says(THOUGHT)  # the tokens ended in the reasoning
+    monkeypatch.setattr("spec_cli.conversation.Conversation._keep", lambda *_: None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\nAnd now?\n"))
+    assert spec("chat", "--model", folder, "--max-draft", 0, "--no-stats")[0] == 0
+    assert "final" not in prompts[1] and "Hi" not in prompts[1]

@@ -196,3 +196,10 @@ def test_a_format_without_an_end_mark_takes_the_rest():
 def test_a_call_that_stays_text_is_logged(caplog, text, told):
     assert split(text, 3) == [("text", text)]
     assert told in caplog.text
+
+
+def test_a_stray_end_mark_is_logged_once_an_answer(caplog):
+    splitter = Splitter(MARKS, call_parser(parse_json, TOOLS), bare_parser(TOOLS))
+    for piece in 20 * ["Well", "</tool_call>", " "]:
+        splitter.push(piece)
+    assert caplog.text.count("it stays text") == 1

@@ -95,8 +95,8 @@ class Conversation:
                 yield piece
         except SpecError as error:
             raise TurnError(str(error)) from error
-        if pieces:  # stopped before the first token, it was never asked
-            said = "".join(pieces) if channels is None else channels.text
+        said = "".join(pieces) if channels is None else channels.text
+        if pieces and (channels is None or said):  # ended before anything was said: never asked
             self._messages = [*messages, {"role": "assistant", "content": said}]
 
     def _generate(self, messages: list[dict[str, str]], channels: Channels | None) -> Iterator[str]:

@@ -94,6 +94,7 @@ class Splitter:
         self._space = ""  # white space before the mark of the call being gathered
         self._n_searched = 0  # characters of the call being gathered that hold no end of it
         self._ended = False
+        self._warned = False
         self._after_call = False  # white space that follows is no part of the text
         self.n_reasoned = 0  # characters of the answer up to the end of its reasoning
 
@@ -188,7 +189,8 @@ class Splitter:
         start, end = self._call
         at = self._held.find(start)
         if at < 0:
-            if end and end in self._held:
+            if end and end in self._held and not self._warned:
+                self._warned = True
                 _log.warning(
                     '[tools] The answer holds "%s" without "%s"; it stays text.', end, start
                 )
