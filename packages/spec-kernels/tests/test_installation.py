@@ -234,6 +234,24 @@ def test_a_failing_forward_leaves_no_layer_wrapped(cuda, model):
     assert classes(model) == before
 
 
+@pytest.mark.parametrize(("mode", "calls"), [("auto", {"attention plain": 2}), ("off", {})])
+def test_an_unknown_cuda_device_keeps_blocks_from_cudnn(cuda, model, monkeypatch, mode, calls):
+    """cuDNN plans anew for every length, which a block of a growing text meets every round."""
+    monkeypatch.setattr(
+        installation, "this_device", lambda: Device("cuda", "sm_120", "RTX 5090", "Linux 6.18")
+    )
+    model.set_dtype(mx.float32)
+    x = mx.random.normal((1, 4, 128), key=mx.random.key(0))
+    want, before = model(x), classes(model)
+    with install(model, mode=mode, attention_shape=(2, 2, 64)) as installed:
+        assert mx.allclose(model(x), want, atol=1e-5)
+        model(x[:, :1])  # a single row is MLX's own
+        report = installed.report()
+        assert not report.on and report.calls == calls and report.ops == ()
+        assert installed.least_keys(4) is None
+    assert classes(model) == before
+
+
 def test_an_unknown_generation_is_off_unless_asked_for(cuda, model, monkeypatch):
     monkeypatch.setattr(installation, "this_device", lambda: UNKNOWN)
     report = install(model).report()

@@ -53,7 +53,8 @@ def install(
 
     Args:
         model: the model; its layers are changed in place, other instances are not.
-        mode: "auto" obeys the hardware rules and races every shape against stock MLX; "on"
+        mode: "auto" obeys the hardware rules and races every shape against stock MLX; on a CUDA
+            device that they leave out it only keeps blocks from cuDNN, by plain operations. "on"
             overrides the rules, not the race; "off" installs nothing.
         exact: use the kernels for every row count they can serve, so that a row's bits do not
             depend on the rows beside it, or refuse. On a CPU there is nothing to install, but it
@@ -83,10 +84,13 @@ def install(
     if mode == "auto" and not exact and rule.allowed and not rule.measured:
         rule = Rule(False, f"{rule.reason}, but not measured yet; ask for them to race them here")
     switch = Switch(exact=exact)
-    if not rule.allowed:
-        return Installed(switch, device, rule.reason, [], [])
     gate = Gate(device, cache, race=not exact)
     installer = _Installer(gate, switch, device, every=forward is not None and not exact)
+    if not rule.allowed:
+        if device.backend == "cuda" and mode != "off":
+            switch.turn_off(rule.reason)
+            installer.plain_attentions(model)
+        return Installed(switch, device, rule.reason, [], installer.wrapped)
     try:
         installer.matmuls(model)
         if device.backend == "cuda":
@@ -193,18 +197,28 @@ class _Installer:
 
     def attentions(self, model: nn.Module, heads: tuple[int, int, int] | None) -> None:
         min_keys, state, raced = self._attention_verdict(heads)
+        for _ in range(self._wrap_attentions(model, min_keys, raced=raced)):
+            self._note(state)
+
+    def plain_attentions(self, model: nn.Module) -> None:
+        """Leave a few queries to plain operations: cuDNN would plan anew for every length."""
+        self._wrap_attentions(model, {}, raced=False)
+
+    def _wrap_attentions(self, model: nn.Module, min_keys: dict[int, int], *, raced: bool) -> int:
+        n_layers = 0
         for _, layer in model.named_modules():
             original = attention_function(layer, ATTENTION_NAME)
             if original is None or isinstance(layer, LINEAR):
                 continue
+            n_layers += 1
             if original not in self.attending:
                 self.attending[original] = AttentionKernel(
                     original, min_keys, self._switch, self._where, raced=raced
                 )
-            self._note(state)
             if min_keys or self._switch.exact or self._where == "cuda":
                 wrap_attention(layer, ATTENTION_NAME, self.attending[original])
                 self.wrapped.append(layer)
+        return n_layers
 
     def _attention_verdict(
         self, heads: tuple[int, int, int] | None
