@@ -9,6 +9,8 @@ asked for, follows it: what makes a text easy does so for all positions. Knows n
 import math
 from collections.abc import Sequence
 
+from spec_calibrate.odds import logit, sigmoid
+
 _FAST_HALF_LIFE = 32.0  # rounds of one source
 _RARE_HALF_LIFE = 200.0  # for what happens seldom: that a lookup finds something
 _SLOW_HALF_LIFE = 400.0
@@ -66,9 +68,9 @@ class Frequency:
             base, shift = prior, 0.0
             if i and self._alike:
                 base = min(1.0, lasting * (prior / before if before > 0 else 1.0))
-                shift = _BORROWED * (_logit(rate) - _logit(lasting))
+                shift = _BORROWED * (logit(rate, _EDGE) - logit(lasting, _EDGE))
             lasting = (slow[0] + _SLOW_PRIOR * base) / (slow[1] + _SLOW_PRIOR)
-            expected = _sigmoid(_logit(lasting) + shift)
+            expected = sigmoid(logit(lasting, _EDGE) + shift)
             weight = fast[1] + _FAST_PRIOR
             rate = (fast[0] + _FAST_PRIOR * expected) / weight
             likely.append(rate)
@@ -76,15 +78,6 @@ class Frequency:
             hopeful.append(min(1.0, rate + z * spread))
             before = prior
         return likely, hopeful
-
-
-def _logit(rate: float) -> float:
-    rate = min(max(rate, _EDGE), 1.0 - _EDGE)
-    return math.log(rate / (1.0 - rate))
-
-
-def _sigmoid(x: float) -> float:
-    return 1.0 / (1.0 + math.exp(-x))
 
 
 _SLOW_KEEP = 0.5 ** (1 / _SLOW_HALF_LIFE)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from spec_calibrate.odds import logit, sigmoid
 from spec_core import Round
 
 _EDGE = 1e-4  # confidences are kept this far from 0 and 1
@@ -69,7 +70,7 @@ def tempered(confidence: float, temperature: float) -> float:
     """sigmoid(logit(confidence) / temperature), in 0..1; 0.5 for a confidence that is no number."""
     if not 0.0 <= confidence <= 1.0:
         return 0.5
-    return _sigmoid(_logit(confidence) / temperature)
+    return sigmoid(logit(confidence, _EDGE) / temperature)
 
 
 def calibrated(confidence: Sequence[float], temperatures: Sequence[float]) -> tuple[float, ...]:
@@ -85,10 +86,10 @@ def fit_temperatures(samples: Sequence[Sample]) -> tuple[float, ...]:
     """
     if not samples:
         return ()
-    common = _fit([(_logit(s.confidence), s.accepted) for s in samples])
+    common = _fit([(logit(s.confidence, _EDGE), s.accepted) for s in samples])
     temperatures: list[float] = []
     for position in range(max(s.position for s in samples) + 1):
-        here = [(_logit(s.confidence), s.accepted) for s in samples if s.position == position]
+        here = [(logit(s.confidence, _EDGE), s.accepted) for s in samples if s.position == position]
         share = len(here) / (len(here) + _PRIOR)
         own = _fit(here) if here else common
         temperatures.append(math.exp(share * math.log(own) + (1 - share) * math.log(common)))
@@ -141,15 +142,6 @@ def _fit(pairs: Sequence[tuple[float, bool]]) -> float:
     low, high = 1.0 / _HOTTEST, 1.0 / _COOLEST
     for _ in range(_SEARCH_STEPS):
         middle = math.sqrt(low * high)
-        slope = sum(x * (_sigmoid(x * middle) - accepted) for x, accepted in pairs)
+        slope = sum(x * (sigmoid(x * middle) - accepted) for x, accepted in pairs)
         low, high = (low, middle) if slope > 0 else (middle, high)
     return 1.0 / math.sqrt(low * high)
-
-
-def _logit(p: float) -> float:
-    p = min(max(p, _EDGE), 1.0 - _EDGE) if 0.0 <= p <= 1.0 else 0.5
-    return math.log(p / (1.0 - p))
-
-
-def _sigmoid(x: float) -> float:
-    return 1.0 / (1.0 + math.exp(-x))
