@@ -203,12 +203,7 @@ class _CudaAttend:
     """The CUDA launches for one shape of queries: all but the number of keys is worked out once."""
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        kv_heads: int,
-        dtype: mx.Dtype,
-        causal: bool,
-        scale: mx.array,
+        self, shape: tuple[int, ...], kv_heads: int, dtype: mx.Dtype, causal: bool, scale: mx.array
     ) -> None:
         batch, heads, n_queries, self._depth = shape
         self._rows, self._heads = heads // kv_heads * n_queries, batch * kv_heads

@@ -97,8 +97,7 @@ class AttentionKernel:
             self._switch.calls[self._counted] += 1
             attend = self._kernel(scale).bound(queries, keys, mask is not None)
             key = (queries.shape, keys.shape[1], scale, mask)
-            least = 1 if self._switch.exact else self._min_keys[queries.shape[2]]
-            least = max(least, queries.shape[2])
+            least = max(self.least_keys(queries.shape[2]) or 1, queries.shape[2])
             self._served[key] = _Served(attend, least, queries.dtype)
             return attend(queries, keys, values)
         if self._takes_plain(queries, keys, sinks, reason):
@@ -157,7 +156,8 @@ class AttentionKernel:
             return "attention sinks"
         if not isinstance(k, mx.array):
             return "a quantised cache"
-        if not self._switch.exact and k.shape[2] < self._min_keys.get(n_queries, 1 << 62):
+        least = self.least_keys(n_queries)
+        if least is None or k.shape[2] < least:
             return self._lost
         return attention_unsupported(q, k, mask, self._where)
 

@@ -84,12 +84,13 @@ def install(
     if mode == "auto" and not exact and rule.allowed and not rule.measured:
         rule = Rule(False, f"{rule.reason}, but not measured yet; ask for them to race them here")
     switch = Switch(exact=exact)
+    if not rule.allowed and (device.backend != "cuda" or mode == "off"):
+        return Installed(switch, device, rule.reason, [], [])
     gate = Gate(device, cache, race=not exact)
     installer = _Installer(gate, switch, device, every=forward is not None and not exact)
     if not rule.allowed:
-        if device.backend == "cuda" and mode != "off":
-            switch.turn_off(rule.reason)
-            installer.plain_attentions(model)
+        switch.turn_off(rule.reason)
+        installer.plain_attentions(model)
         return Installed(switch, device, rule.reason, [], installer.wrapped)
     try:
         installer.matmuls(model)
