@@ -220,11 +220,11 @@ class Splitter:
         at = self._end_of_call(end)
         if at < 0 and not self._ended:
             return False
-        calls = self._parse(self._held if at < 0 else self._held[:at])
-        if not calls and at != first:  # it was no JSON, so that nothing in it was a string
-            at = first
-            calls = self._parse(self._held[:at])
         body = self._held if at < 0 else self._held[:at]
+        calls = self._parse(body)
+        if not calls and at != first:  # it was no JSON, so that nothing in it was a string
+            body = self._held[:first]
+            calls = self._parse(body)
         self._held = self._held[len(body) + len(end) :]
         self._state, self._n_searched = "text", 0
         if calls:
