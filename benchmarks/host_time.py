@@ -4,7 +4,7 @@
 
 A random model of SmolLM2-135M's shape in bfloat16 behind some 300 positions, five layers tapped.
 Lanes take turns: stock MLX; with the few-row kernels, on a GPU where they may run; and with blocks
-replayed as graphs on top. Shapes are not raced: every kernel that is correct serves from 2 rows on.
+replayed as graphs on top. Shapes are raced first, once on a machine, as when a model is loaded.
 """
 
 import argparse
@@ -16,10 +16,11 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import llama
+from random_model import WARM_UP, random_target
 
+from spec_cli.env import kernel_verdicts
 from spec_kernels import install, this_device
-from spec_targets import MlxTarget, compiled
-from spec_targets.load import family_for
+from spec_targets import MlxTarget
 
 HEADS = (9, 3, 64)  # of queries, of the cache, and their dimension
 SMOLLM2 = llama.ModelArgs(
@@ -41,24 +42,14 @@ TAPS = (1, 8, 15, 22, 28)
 PARTS = ("build", "encode", "wait", "in all")
 
 
-def random_target() -> MlxTarget:
-    """The model behind the contract; all lanes share its seed."""
-    mx.random.seed(0)
-    model = llama.Model(SMOLLM2)
-    model.set_dtype(mx.bfloat16)
-    mx.eval(model.parameters())
-    model.eval()
-    return MlxTarget(model, family_for("llama"), "llama", n_heads=HEADS[0])
-
-
 def lanes() -> dict[str, MlxTarget]:
     """What is timed on this device, by name."""
-    made = {"stock": random_target()}
+    made = {"stock": random_target(SMOLLM2, 16)}
     if this_device().backend == "cpu":
         return made
     for name, replay in (("kernels", False), ("kernels, replayed", True)):
-        target = made[name] = random_target()
-        installed = install(target.model, mode="on", attention_shape=HEADS)
+        target = made[name] = random_target(SMOLLM2, 16)
+        installed = install(target.model, mode="on", cache=kernel_verdicts(), attention_shape=HEADS)
         target.use_kernels(installed, replay=replay)
     return made
 
@@ -88,7 +79,7 @@ def measure(targets: dict[str, MlxTarget], rows: int, repeats: int) -> dict[str,
     """Median milliseconds by lane and part, the lanes in turn."""
     timers = {name: block_timer(target, rows) for name, target in targets.items()}
     found: dict[str, list[list[float]]] = {name: [] for name in timers}
-    warm_up = compiled.TRIED_AFTER + compiled.RACED + 1 if len(targets) > 1 else 2
+    warm_up = WARM_UP if len(targets) > 1 else 2
     for turn in range(warm_up + repeats):
         for name, once in timers.items():
             seconds = once()

@@ -25,7 +25,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import cache as kv_cache
-from random_model import QWEN3_8B, lazy_model
+from random_model import QWEN3_8B, WARM_UP, random_target
 
 from spec_kernels import install, row_attention_ops, this_device
 from spec_kernels.attention import RowAttention
@@ -33,14 +33,11 @@ from spec_kernels.matmul import RowMatmul, Weight, stock_matmul, verify_matmul_o
 from spec_kernels.numerics import MatmulShape, random_weight, relative_error
 from spec_kernels.race import chain, times
 from spec_targets import MlxTarget
-from spec_targets.compiled import RACED, TRIED_AFTER
-from spec_targets.load import family_for
 
 ROWS = (1, 2, 4, 8, 9, 16)
 WIDTHS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32)
 QUERIES = (1, 2, 4, 8, 16)
 HEADS, KV_HEADS, DEPTH = 32, 8, 128
-WARM_UP = TRIED_AFTER + RACED + 1  # forwards of a width before it is timed
 Views = Sequence[tuple[mx.array, mx.array]]  # keys and values
 MODELS = {
     "Qwen3-8B": (4096, 12288, 4096, 1024),
@@ -279,14 +276,6 @@ def exact_rounds(lane: Lane, tokens: int) -> dict[str, int]:
     return {"rows": compared, "rows that differ": differ}
 
 
-def random_target(bits: int) -> MlxTarget:
-    """A random Qwen3-8B behind the contract."""
-    model = lazy_model(QWEN3_8B, bits)
-    mx.eval(model.parameters())
-    model.eval()
-    return MlxTarget(model, family_for("qwen3"), "qwen3", n_heads=HEADS)
-
-
 def time_forwards(
     bits: int,
     contexts: Sequence[int],
@@ -296,7 +285,7 @@ def time_forwards(
     verdicts: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Width curves and decoding of stock MLX and of a twin with the kernels, and exactness."""
-    stock, twin = random_target(bits), random_target(bits)
+    stock, twin = random_target(QWEN3_8B, bits), random_target(QWEN3_8B, bits)
     twin.model.update(stock.model.parameters())
     table, heads = [], (HEADS, KV_HEADS, DEPTH)
     with tempfile.TemporaryDirectory() as folder:

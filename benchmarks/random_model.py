@@ -15,6 +15,7 @@ import json
 import shutil
 from collections import deque
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
+
+from spec_targets import MlxTarget
+from spec_targets.compiled import RACED, TRIED_AFTER
+from spec_targets.load import family_for
 
 QWEN3_8B = qwen3.ModelArgs(
     model_type="qwen3",
@@ -49,6 +54,7 @@ TINY = replace(
     head_dim=32,
 )
 SHAPES = {"qwen3-8b": QWEN3_8B, "tiny": TINY}
+WARM_UP = TRIED_AFTER + RACED + 1  # blocks of a width until a target has settled how to run it
 BITS = (4, 8, 16)
 GROUP = 64
 TOKENIZER_FILES = (
@@ -64,17 +70,26 @@ TOKENIZER_FILES = (
 )
 
 
-def lazy_model(args: qwen3.ModelArgs, bits: int, seed: int = 0) -> nn.Module:
+def lazy_model(args: Any, bits: int, seed: int = 0) -> nn.Module:
     """A random model in bfloat16, quantised in groups of 64 unless `bits` is 16.
 
     Nothing is drawn before its parameters are evaluated, all together or part by part.
     """
     mx.random.seed(seed)
-    model = qwen3.Model(args)
+    model = import_module(f"mlx_lm.models.{args.model_type}").Model(args)
     model.set_dtype(mx.bfloat16)
     if bits != 16:
         nn.quantize(model, group_size=GROUP, bits=bits)
     return model
+
+
+def random_target(args: Any, bits: int) -> MlxTarget:
+    """Such a model behind the contract, in memory; the same weights each time."""
+    model = lazy_model(args, bits)
+    mx.eval(model.parameters())
+    model.eval()
+    family = family_for(args.model_type)
+    return MlxTarget(model, family, args.model_type, n_heads=args.num_attention_heads)
 
 
 def parts(model: nn.Module) -> deque[dict[str, mx.array]]:
