@@ -89,6 +89,16 @@ def test_a_graph_that_differs_by_a_bit_is_never_used(serve, attend_bound, monkey
     assert len(forwards) == 2 + 8 + 1  # the probe and the prompt before, and the trace
 
 
+def test_a_graph_that_is_another_models_is_never_used(serve, monkeypatch, forwards):
+    """MLX handed one out that gave taps nobody had asked for."""
+    own = mx.compile
+    monkeypatch.setattr(mx, "compile", lambda run: lambda *a: [*own(run)(*a), mx.zeros(3)])
+    target = serve("llama")
+    rounds(target, 8, rows=2)
+    assert [kind.refused for kind in target._compiled._kinds.values()] == [True]
+    assert len(forwards) == 2 + 8 + 1
+
+
 def test_code_that_asks_for_the_position_keeps_its_own_forward(serve, forwards):
     target = serve("llama")
     rope = type(target.model.layers[0].self_attn.rope)

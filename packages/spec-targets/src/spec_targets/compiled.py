@@ -7,6 +7,7 @@ only after a replay has given the same bits as the model's own forward on the sa
 if rounds with replays turn out faster than rounds without, which they are raced for.
 """
 
+import itertools
 import statistics
 import time
 import weakref
@@ -75,6 +76,7 @@ class _Kind:
     met: int = 0
     refused: bool = False
     graph: Graph | None = None
+    serial: int = field(default_factory=itertools.count().__next__)
     calls: Counter[str] = field(default_factory=Counter)
 
 
@@ -159,7 +161,7 @@ class CompiledForward:
             self._begun = _Begun(now, weakref.ref(entries[0]), times)
         if not replays:
             return None
-        arrays = kind.graph(block, *_inputs(entries))
+        arrays = kind.graph(kind.serial, block, *_inputs(entries))
         self._kernels.count(kind.calls)
         return _take(arrays, len(taps), entries, rows)
 
@@ -205,7 +207,7 @@ class CompiledForward:
         """Trace, replay, and compare with the model's own forward, which is what counts here."""
         graph = mx.compile(self._traced(kind, tuple(taps)))
         try:
-            arrays = graph(block, *_inputs(entries))
+            arrays = graph(kind.serial, block, *_inputs(entries))
         except Exception:  # code that asks the position for its value fails in any way
             self._never = True
             return None
@@ -216,16 +218,20 @@ class CompiledForward:
             return None
         own = self._forward(block, list(entries), taps)
         mx.eval(own.logits, own.taps)  # sync: likewise
-        pairs = zip(arrays, [own.logits, *own.taps, *_buffers(entries)], strict=True)
+        wanted = [own.logits, *own.taps, *_buffers(entries)]
+        pairs = zip(arrays, wanted, strict=False)
         same = mx.stack([mx.array_equal(a, b, equal_nan=True) for a, b in pairs]).all()
-        kind.refused = not bool(same.item())  # sync: the last one of a trial
+        # sync: the last one of a trial
+        kind.refused = len(arrays) != len(wanted) or not bool(same.item())
         if not kind.refused:
             kind.graph = graph
         return TargetOutput(own.logits, own.taps)
 
     def _traced(self, kind: _Kind, taps: tuple[int, ...]) -> Graph:
-        # Runs again where MLX traces again, as for a call from another thread.
-        def run(block: mx.array, offset: mx.array, *buffers: mx.array) -> list[mx.array]:
+        # Runs again where MLX traces again, as for a call from another thread. MLX finds a trace by
+        # the address of its function and by arguments that are no arrays: the serial number keeps
+        # one that has outlived its function from serving the next at that address.
+        def run(_: int, block: mx.array, offset: mx.array, *buffers: mx.array) -> list[mx.array]:
             pairs = zip(buffers[::2], buffers[1::2], strict=True)
             entries = [Buffers(keys, values, offset) for keys, values in pairs]
             with self._kernels.tracing() as kind.calls:
