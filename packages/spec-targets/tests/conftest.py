@@ -13,7 +13,7 @@ from spec_kernels import Installed
 from spec_kernels.attention_layers import AttentionKernel, attention_function, wrap_attention
 from spec_kernels.hardware import Device
 from spec_kernels.layers import Switch
-from spec_targets import MlxTarget, compiled
+from spec_targets import MlxTarget, compiled, ragged
 from spec_targets.families import FAMILIES
 from spec_targets.tiny import build, tiny_config, tiny_model
 
@@ -63,10 +63,10 @@ def attend_bound():
 
     def bound(self, q, k, causal):
         def attend(q, k, v, n_keys=None):
-            n = k.shape[2] if n_keys is None else n_keys
+            n = mx.array(k.shape[2] if n_keys is None else n_keys).reshape(-1, 1)
             k, v = (mx.pad(x, [(0, 0), (0, 0), (0, PAD - x.shape[2]), (0, 0)]) for x in (k, v))
-            last = n - q.shape[2] + mx.arange(q.shape[2])
-            seen = mx.arange(PAD)[None] <= last[:, None]
+            last = n - q.shape[2] + mx.arange(q.shape[2])  # (B or 1, T)
+            seen = mx.arange(PAD) <= last[:, None, :, None]
             scale = float(self._scale)
             return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=seen)
 
@@ -83,8 +83,12 @@ def serve(make_target, monkeypatch, attend_bound):
     monkeypatch.setattr(compiled, "RACED", 0)
     monkeypatch.setattr(compiled, "ROOM", 32)
     monkeypatch.setattr(KVCache, "step", 8)
+    monkeypatch.setattr(ragged, "_STEP", 16)
     monkeypatch.setattr("spec_kernels.attention_layers.RowAttention.bound", attend_bound)
-    monkeypatch.setattr("spec_kernels.attention_layers.attention_unsupported", lambda *_: None)
+    monkeypatch.setattr(
+        "spec_kernels.attention_layers.attention_unsupported",
+        lambda q, k, mask, where: "a mask of its own" if isinstance(mask, mx.array) else None,
+    )
 
     def make(model_type, layer_types=FULL, *, graphs=True, **fields):
         target = make_target(model_type, layer_types=layer_types, **fields)

@@ -293,3 +293,81 @@ def test_a_forward_that_breaks_off_leaves_every_row_as_it_was(make_target, model
         assert mx.array_equal(got, want).item()
         target.commit_rows(batch, keep)
         target.commit_rows(fresh, keep)
+
+
+# -- attention kernels that read whole buffers ---------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "mixtral"])
+def test_kernels_that_read_whole_buffers_give_the_rows_of_the_model_alone(serve, model_type):
+    target = serve(model_type, graphs=False)
+    assert target.batch_refusal is None
+    target.kernels._switch.calls.clear()
+    done, widths = drain(Batch(target), {0: [0, 1, 2], 3: [3, 4]}, target, leave={(1, 2)})
+    assert max(widths) > 1 and target._reads_whole
+    assert target.kernels.report().calls["attention cuda"]
+    for seed, rounds in done.items():
+        ids, logits, reason = alone(target, seed)
+        got_ids, got_logits, got_reason = summary(rounds)
+        n = len(got_ids)
+        assert got_ids == ids[:n] and mx.allclose(got_logits, logits[:n], rtol=1e-4, atol=1e-4)
+        assert seed == 1 or got_reason == reason
+
+
+def test_rows_see_no_mask_and_no_key_of_another(serve, monkeypatch):
+    """Whole buffers, with something loud behind each row's end."""
+    target = serve("llama", graphs=False)
+    prompts = [[5, 3, 8, 1, 9], [2, 7], [4] * 9]
+    block = mx.array([[1, 2, 3]] * 3, mx.int32)
+    want, parts = [], []
+    for prompt in prompts:
+        for caches in (parts, want):
+            cache = target.make_cache()
+            target.prefill(prompt, cache)
+            caches.append(cache if caches is parts else target.verify(block[0], cache).logits)
+    batch = target.join(parts)
+    for entry in batch.entries:
+        far = mx.arange(entry.capacity)[:, None] >= mx.array(entry.used).reshape(-1, 1, 1, 1)
+        entry.buffers = [mx.where(far, 1e3, a) for a in entry.buffers]
+    masks = []
+    make_mask = RaggedCache.make_mask
+    monkeypatch.setattr(
+        RaggedCache, "make_mask", lambda *a, **k: masks.append(make_mask(*a, **k)) or masks[-1]
+    )
+    got = target.verify_rows(block, batch).logits
+    assert mx.allclose(got, mx.stack(want), rtol=1e-4, atol=1e-4)
+    assert set(masks) == {"causal"}
+
+
+def test_a_layer_that_reads_keys_by_itself_gets_them_cut(serve, monkeypatch):
+    target = serve("llama", graphs=False)
+    want = two_rows(target)
+    plain = serve("llama", graphs=False)
+    module = type(plain.model.layers[1].self_attn)
+    own = plain.model.layers[1].self_attn.__class__.__mro__[1]
+    assert module is not own
+    plain.model.layers[1].self_attn.__class__ = own  # its attention is the model's again
+    assert mx.allclose(two_rows(plain), want, rtol=1e-4, atol=1e-4)
+    assert not plain._reads_whole
+
+
+@pytest.mark.parametrize("state", ["off", "exact", "lost heads", "long"])
+def test_whole_buffers_are_for_kernels_that_serve(serve, state):
+    target = serve("llama", graphs=False)
+    kernels = target.kernels
+    if state == "off":
+        kernels.disable("tried")
+    elif state == "exact":
+        kernels._switch.exact = True
+    elif state == "lost heads":
+        kernels._attentions[0]._raced = False
+    assert not kernels.reads_ragged(17 if state == "long" else 3)
+    assert kernels.reads_ragged(16) == (state == "long")
+
+
+def two_rows(target):
+    """Logits of a block of two after prompts of two lengths."""
+    caches = [target.make_cache(), target.make_cache()]
+    for cache, prompt in zip(caches, ([5, 3, 8, 1], [2, 7]), strict=True):
+        target.prefill(prompt, cache)
+    return target.verify_rows(mx.array([[1, 2], [3, 4]], mx.int32), target.join(caches)).logits

@@ -1,18 +1,20 @@
 """Kernel texts, and the callables MLX makes of them.
 
-A text is compiled once per process and specialisation. MLX's CUDA backend finds a compiled kernel
-by its name alone, also on disk, so every CUDA name here carries a digest of all that went into it.
-Knows nothing about any one operation.
+A text is compiled once per process and specialisation, on CUDA once per machine. MLX's CUDA backend
+finds a compiled kernel by its name alone, also on disk, so every CUDA name here carries a digest of
+all that went into it. Knows nothing about any one operation.
 """
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal, cast
 
 import mlx.core as mx
+
+from spec_kernels import _compiler
 
 Backend = Literal["metal", "cuda", "cpu"]
 Kernel = Callable[..., Any]
@@ -105,17 +107,20 @@ class CudaKernel:
         shared: int = 0,
         prelude: str = "",
     ) -> None:
-        header = read_text("cuda", f"{text.header}.cu") if text.header else ""
-        header += (
+        self.text, self.bounds = text, (threads, blocks)
+        self.helpers = read_text("cuda", f"{text.header}.cu") if text.header else ""
+        header = self.helpers + (
             "\n#undef __global__\n#define __global__ __attribute__((global)) "
             f"__launch_bounds__({threads}, {blocks})\n"
         )
         lines = "".join(_constant(name, value) for name, value in constants)
-        source = lines + prelude + read_text("cuda", f"{text.name}.cu")
-        digest = hashlib.sha256(f"{header}\0{source}".encode()).hexdigest()[:16]
+        self.source = source = lines + prelude + read_text("cuda", f"{text.name}.cu")
+        self._architecture = str(mx.device_info().get("architecture", "unknown"))
+        whole = f"{self._architecture}\0{header}\0{source}"
+        self.name = f"spec_{text.name}_{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
         self._make = functools.partial(
             cast(Factory, mx.fast.cuda_kernel),
-            name=f"spec_{text.name}_{digest}",
+            name=self.name,
             input_names=list(text.inputs),
             output_names=list(text.outputs),
             ensure_row_contiguous=text.row_contiguous,
@@ -142,14 +147,31 @@ class CudaKernel:
 
     def __call__(self, **arguments: Any) -> list[mx.array]:
         """Launch, with the arguments of MLX's own kernels but no template."""
+        if self._settled:
+            return self._kernel(**arguments)
+        module = self.module(arguments["inputs"], arguments["output_dtypes"])
+        _compiler.leave(module, self._architecture)
         outputs = self._kernel(**arguments)
-        if not self._settled:
-            self._settle(outputs, arguments)
+        self._settle(outputs, arguments)
         return outputs
+
+    def module(
+        self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype]
+    ) -> _compiler.Module:
+        """The kernel as a module of its own, for inputs like these."""
+        arrays = zip(self.text.inputs, inputs, strict=True)
+        return _compiler.Module(
+            self.name,
+            self.helpers,
+            self.source,
+            tuple((name, array.dtype, array.ndim) for name, array in arrays),
+            tuple(zip(self.text.outputs, output_dtypes, strict=True)),
+            self.bounds,
+        )
 
     def _settle(self, outputs: list[mx.array], arguments: dict[str, Any]) -> None:
         try:
-            mx.eval(outputs)  # sync: compiles the module, once per process
+            mx.eval(outputs)  # sync: loads the module, once per process
         except ValueError:  # inside a trace nothing can be evaluated yet
             return
         self._settled = True
@@ -162,12 +184,9 @@ class CudaKernel:
         self._kernel = light
 
 
-_CUDA_TYPES = {mx.float16: "__half", mx.bfloat16: "__nv_bfloat16", mx.float32: "float"}
-
-
 def _constant(name: str, value: Any) -> str:
     if isinstance(value, mx.Dtype):
-        return f"  using {name} = {_CUDA_TYPES[value]};\n"
+        return f"  using {name} = {_compiler.TYPES[value]};\n"
     if isinstance(value, bool):
         return f"  constexpr bool {name} = {str(value).lower()};\n"
     return f"  constexpr int {name} = {value};\n"

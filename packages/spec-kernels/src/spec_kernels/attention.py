@@ -156,8 +156,8 @@ class RowAttention:
     def bound(self, q: mx.array, k: mx.array, causal: bool) -> Attend:
         """The launches for queries and a cache like these, whatever the cache's length.
 
-        On CUDA they take a fourth argument, one int32: how many keys there are, at the start of
-        buffers with room for more. Without it there are as many as `k` is long.
+        On CUDA they take a fourth argument, int32, one for each sequence: how many keys there are,
+        at the start of buffers with room for more. Without it there are as many as `k` is long.
         """
         causal = causal or q.shape[2] == 1  # one query sees every key anyway
         key = (q.shape, k.shape[1], q.dtype, causal)
@@ -230,7 +230,7 @@ class _CudaAttend:
         self, q: mx.array, k: mx.array, v: mx.array, n_keys: mx.array | None = None
     ) -> mx.array:
         if n_keys is None:
-            n_keys = _length(k.shape[2])
+            n_keys = _lengths(k.shape[2], q.shape[0])
         chunks = n_chunks(k.shape[2])
         attending = self._attending.get(chunks)
         if attending is None:
@@ -264,9 +264,9 @@ def _ints(*values: int) -> mx.array:
 
 
 @functools.lru_cache(maxsize=4)
-def _length(n_keys: int) -> mx.array:
+def _lengths(n_keys: int, batch: int) -> mx.array:
     """One array for all layers of a forward."""
-    return mx.array(n_keys, dtype=mx.int32)
+    return mx.array([n_keys] * batch, dtype=mx.int32)
 
 
 def _partial_shapes(heads: int, chunks: int, rows: int, depth: int) -> Sequence[tuple[int, ...]]:

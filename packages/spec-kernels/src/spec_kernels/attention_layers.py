@@ -57,6 +57,7 @@ class AttentionKernel:
         raced: bool = True,
     ) -> None:
         self._lost = _LOST if raced else "no kernel for these heads"
+        self._raced = raced
         self._original, self._min_keys = original, min_keys
         self._switch, self._where = switch, where
         self._counted = f"attention {where}"
@@ -78,8 +79,9 @@ class AttentionKernel:
     ) -> mx.array:
         """Attend with the kernel where it serves, else with the model's own function.
 
-        A cache with an attribute `n_keys`, an int32 without axes, says that `keys` and `values` are
-        whole buffers which hold so many: see `Installed.least_keys`.
+        A cache with an attribute `n_keys`, int32, one for each sequence, says that `keys` and
+        `values` are whole buffers which hold so many: see `Installed.least_keys` and
+        `Installed.reads_ragged`.
         """
         n_keys = getattr(cache, "n_keys", None)
         if n_keys is not None:
@@ -100,7 +102,7 @@ class AttentionKernel:
             least = max(self.least_keys(queries.shape[2]) or 1, queries.shape[2])
             self._served[key] = _Served(attend, least, queries.dtype)
             return attend(queries, keys, values)
-        if self._takes_plain(queries, keys, sinks, reason):
+        if self._takes_plain(queries, keys, mask, sinks, reason):
             self._switch.calls["attention plain"] += 1
             return few_query_attention(queries, keys, values, scale=scale, mask=mask)
         if self._switch.exact and queries.shape[2] <= MAX_QUERIES:
@@ -114,6 +116,14 @@ class AttentionKernel:
         if not self._switch.on or n_queries > MAX_QUERIES:
             return None
         return 1 if self._switch.exact else self._min_keys.get(n_queries)
+
+    def reads_ragged(self, n_queries: int) -> bool:
+        """Whether the kernel serves several sequences of different lengths.
+
+        No race is asked: MLX would need a mask array, with which it plans anew for every length.
+        """
+        can = self._raced and self._where == "cuda" and n_queries <= MAX_QUERIES
+        return can and self._switch.on and not self._switch.exact
 
     def _within(
         self,
@@ -141,9 +151,10 @@ class AttentionKernel:
             kernel = self._kernels[scale] = RowAttention(scale, self._where)
         return kernel
 
-    def _takes_plain(self, q: mx.array, k: Any, sinks: Any, reason: str) -> bool:
+    def _takes_plain(self, q: mx.array, k: Any, mask: Any, sinks: Any, reason: str) -> bool:
         """Whether plain operations serve: few queries on CUDA that no kernel and no race covers."""
-        few = 1 < q.shape[2] <= _FEW and isinstance(k, mx.array) and sinks is None
+        least = 1 if isinstance(mask, mx.array) else 2
+        few = least <= q.shape[2] <= _FEW and isinstance(k, mx.array) and sinks is None
         return few and self._where == "cuda" and not self._switch.exact and reason != _LOST
 
     def _why_not(self, q: mx.array, k: Any, mask: Any, sinks: Any) -> str | None:

@@ -129,6 +129,18 @@ class Installed:
             return None
         return max(n for n in least if n is not None)
 
+    def reads_ragged(self, n_queries: int) -> bool:
+        """Whether every attention layer can read whole buffers of several sequences.
+
+        Each sequence of a batch may hold another number of keys, at the start of its buffers. Not
+        in exact mode, whose matmuls are held to fewer rows than a batch may have.
+
+        Args:
+            n_queries: query positions of each sequence.
+        """
+        kernels = self._attentions if self._layers else ()
+        return bool(kernels) and all(kernel.reads_ragged(n_queries) for kernel in kernels)
+
     @contextmanager
     def tracing(self) -> Iterator[Counter[str]]:
         """A model is being traced: yields what a run of the trace counts, once the block is over.

@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from spec_core import LoadError, StateError, TargetOutput
-from spec_kernels import Installed
+from spec_kernels import Installed, KernelError
 from spec_targets import batching
 from spec_targets.batching import BatchCache
 from spec_targets.compiled import CompiledForward
@@ -114,6 +114,7 @@ class MlxTarget:
         self._began = 0.0  # when the open block was forwarded
         self._exact: tuple[str | None] | None = None
         self._batch: tuple[str | None] | None = None
+        self._reads_whole = True  # batched attention through the kernels, until a layer cannot
 
     def use_kernels(self, kernels: Installed, *, replay: bool = True) -> None:
         """Serve with what has been installed in the model.
@@ -285,7 +286,9 @@ class MlxTarget:
         self, blocks: mx.array, cache: BatchCache, *, taps: Sequence[int] = ()
     ) -> TargetOutput:
         """Forward blocks (B, T) and leave them open: logits (B, T, V), taps (B, T, H)."""
-        output = batching.verify_rows(self._forward_rows, blocks, cache, taps)
+        output = self._whole_rows(blocks, cache, taps)
+        if output is None:
+            output = batching.verify_rows(self._forward_rows, blocks, cache, taps)
         self._began = time.perf_counter()
         return output
 
@@ -310,6 +313,21 @@ class MlxTarget:
         """
         if self.kernels is not None and n_rows > 1:
             self.kernels.observe(time.perf_counter() - self._began)
+
+    def _whole_rows(
+        self, blocks: mx.array, cache: BatchCache, taps: Sequence[int]
+    ) -> TargetOutput | None:
+        """`verify_rows` with kernels that read whole buffers; None where they cannot."""
+        can = self._reads_whole and self.kernels is not None
+        if not (can and self.kernels.reads_ragged(blocks.shape[1])):
+            return None
+        if not batching.can_read_whole(cache):
+            return None
+        try:
+            return batching.verify_rows(self._forward_rows, blocks, cache, taps, whole=True)
+        except KernelError:
+            self._reads_whole = False
+            return None
 
     def _forward_rows(
         self, blocks: mx.array, entries: list[Any], taps: Sequence[int]

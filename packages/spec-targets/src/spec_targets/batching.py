@@ -11,7 +11,8 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core import StateError, TargetOutput
-from spec_targets.ragged import BatchEntry, Places, can_join, joined
+from spec_kernels import KernelError
+from spec_targets.ragged import BatchEntry, Places, can_join, joined, reads_whole
 
 RowsForward = Callable[[mx.array, list[Any], Sequence[int]], tuple[mx.array, tuple[mx.array, ...]]]
 
@@ -64,21 +65,44 @@ def select(cache: BatchCache, rows: Sequence[int]) -> BatchCache:
     return cache
 
 
+def can_read_whole(cache: BatchCache) -> bool:
+    """Whether all that the cache holds are plain keys and values."""
+    return all(reads_whole(entry) for entry in cache.entries)
+
+
 def verify_rows(
-    forward: RowsForward, blocks: mx.array, cache: BatchCache, taps: Sequence[int]
+    forward: RowsForward,
+    blocks: mx.array,
+    cache: BatchCache,
+    taps: Sequence[int],
+    *,
+    whole: bool = False,
 ) -> TargetOutput:
     """Forward blocks (B, T) and leave them open: logits (B, T, V), taps (B, T, H).
 
     A forward that breaks off leaves no trace: layers that had gone ahead are taken back.
+
+    Args:
+        forward: The model.
+        blocks: Ids, (B, T).
+        cache: As many rows.
+        taps: Layers to record.
+        whole: Hand whole buffers to attention kernels, without masks; see `can_read_whole`.
+
+    Raises:
+        StateError: blocks are open.
+        KernelError: a layer cannot read whole buffers.
     """
     if cache.is_open:
         raise StateError(f"[verify] Blocks of {cache.n_open} rows are open. Call commit first.")
     n_new = blocks.shape[1]
-    places = Places(n_new, cache.offsets)
+    places = Places(n_new, cache.offsets, whole=whole)
     try:
         for entry in cache.entries:
             entry.prepare(places)
         logits, tapped = forward(blocks, cache.entries, taps)
+        if whole and any(getattr(entry, "unread", True) for entry in cache.entries):
+            raise KernelError("[ragged] Keys must be read by the kernel, got other code.")
     except BaseException:
         for entry in cache.entries:
             entry.undo()

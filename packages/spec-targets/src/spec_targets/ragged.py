@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
 
+from spec_kernels import KernelError
 from spec_targets.recurrent import RecurrentCache
 from spec_targets.window import WindowCache
 
@@ -24,12 +25,15 @@ class Places:
     Args:
         n_new: Positions per row.
         offsets: Absolute position of the first one, per row.
+        whole: Attention reads whole buffers and is told how full each row's are: it needs no mask.
     """
 
-    def __init__(self, n_new: int, offsets: Sequence[int]) -> None:
+    def __init__(self, n_new: int, offsets: Sequence[int], *, whole: bool = False) -> None:
         self.n_new = n_new
         self.offset = mx.array(list(offsets), mx.int32)  # (B,)
+        self.whole = whole
         self._columns: dict[tuple[int, ...], mx.array] = {}
+        self._ends: dict[tuple[int, ...], mx.array] = {}
 
     def columns(self, used: Sequence[int]) -> mx.array:
         """Buffer columns behind `used` positions of each row: (B, T), int32."""
@@ -38,6 +42,13 @@ class Places:
             start = mx.array(key, mx.int32)
             self._columns[key] = start[:, None] + mx.arange(self.n_new, dtype=mx.int32)
         return self._columns[key]
+
+    def ends(self, used: Sequence[int]) -> mx.array:
+        """Positions that each row holds once the new ones are in: (B,), int32."""
+        key = tuple(used)
+        if key not in self._ends:
+            self._ends[key] = mx.array([n + self.n_new for n in key], mx.int32)
+        return self._ends[key]
 
 
 class BatchEntry(Protocol):
@@ -94,6 +105,8 @@ class RaggedCache:
         self.offset = mx.array(self.used, mx.int32)  # (B,), absolute; set by `prepare`
         self._columns = mx.array([], mx.int32)
         self._first = self._end = 0
+        self._ends: mx.array | None = None
+        self.unread = False  # whole buffers look full to whoever does not ask for `n_keys`
 
     def prepare(self, places: Places) -> None:
         """Make room for new positions."""
@@ -107,6 +120,14 @@ class RaggedCache:
         self._columns = places.columns(self.used)  # (B, T)
         reach = 0 if self.window is None else min(self.used) - (self.window - 1)
         self._first, self._end = max(reach, 0), max(self.used) + n_new
+        self._ends = places.ends(self.used) if places.whole else None
+        self.unread = False
+
+    @property
+    def n_keys(self) -> mx.array | None:
+        """Positions each row holds, (B,), while whole buffers are handed out; a kernel asks."""
+        self.unread = False
+        return self._ends
 
     def undo(self) -> None:
         """Nothing: what was written lies behind each row's end."""
@@ -114,17 +135,29 @@ class RaggedCache:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write (B, heads, T, hd) behind each row's own end; returns what attention may see."""
         self._write([keys, values])
+        if self._ends is not None:
+            self.unread = True
+            return self.buffers[0], self.buffers[1]
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """What the latest `update_and_fetch` returned, for layers that share another's rows."""
+        if self._ends is not None:
+            raise KernelError("[ragged] Layers that share keys need them cut, got whole buffers.")
         keys, values = (a[..., self._first : self._end, :] for a in self.buffers)
         return keys, values
 
     def make_mask(
         self, n_rows: int, window_size: int | None = None, return_array: bool = False
-    ) -> mx.array:
-        """Which of the fetched positions each new row sees: (B, 1, T, fetched), bool."""
+    ) -> mx.array | str | None:
+        """Which of the fetched positions each new row sees: (B, 1, T, fetched), bool.
+
+        With whole buffers the mask as mlx-lm's caches make it, where it is no array.
+        """
+        if self._ends is not None:
+            if return_array or window_size is not None:
+                raise KernelError("[ragged] Masks must be causal, got a window or an array.")
+            return "causal" if n_rows > 1 else None
         rows = self._columns[:, None, :, None]
         seen = mx.arange(self._first, self._end)[None, None, None]
         mask = seen <= rows
@@ -317,6 +350,11 @@ def joined(parts: Sequence[Any]) -> Any:
     if isinstance(head, RaggedPacked):
         return RaggedPacked(buffers, used, head.group_size, head.bits)
     return RaggedCache(buffers, used, head.window, head.slack)
+
+
+def reads_whole(entry: Any) -> bool:
+    """True for plain keys and values of a batch, whose buffers a kernel can read whole."""
+    return type(entry) is RaggedCache and entry.window is None
 
 
 def can_join(entry: Any) -> bool:

@@ -4,7 +4,7 @@
   // of 128 keys at a time go through shared memory, so each element is fetched once a block.
   // Warp (tile, quarter) scores 16 rows against 32 keys, then owns D/4 columns of the output.
   // A row's arithmetic depends on its own query, its last key and absolute positions only.
-  // k and v may have room for more than the n_keys they hold; a chunk behind those has mass 0.
+  // k and v may have room for more than the n_keys[b] they hold; a chunk behind those has mass 0.
   // Rows of a KV head are ordered (head in group, position): row = h * QL + i.
   // q (B, HQ, QL, D), k and v (B, HK, L, D): any strides, last axis dense. Out: o (B*HK, C, R, D)
   // unnormalised, o_top (running maximum, exp2 domain) and o_mass (B*HK, C, R).
@@ -14,9 +14,9 @@
   T* vs = ks + KEYS * PITCH;
   T* ps = vs + KEYS * PITCH;                             // probabilities, 16*RT rows of PP
   __shared__ float tops[4][RT * 16], masses[4][RT * 16];
-  const int HQ = q_shape[1], QL = q_shape[2], HK = k_shape[1], L = n_keys[0];
+  const int HQ = q_shape[1], QL = q_shape[2], HK = k_shape[1], b = blockIdx.z, L = n_keys[b];
   const int G = HQ / HK, R = G * QL;
-  const int chunk = blockIdx.x, chunks = gridDim.x, b = blockIdx.z;
+  const int chunk = blockIdx.x, chunks = gridDim.x;
   const int hk = blockIdx.y % HK, r0 = (blockIdx.y / HK) * RT * 16;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   const int tile = warp / 4, quarter = warp % 4;

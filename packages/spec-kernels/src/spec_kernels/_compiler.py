@@ -1,0 +1,207 @@
+"""CUDA modules compiled ahead of MLX, and left where it looks for them.
+
+`mx.fast.cuda_kernel` compiles every kernel together with MLX's own headers and CCCL, two seconds
+each, and keeps nothing on disk, so each process waits again. Before it compiles, though, it looks
+for a module of that name in its cache folder. NVRTC, which MLX brings, makes the same module
+without those headers in a tenth of the time; once there, it serves every later process. Where
+anything is missing nothing is left behind, and MLX compiles as ever. Knows how MLX passes arguments
+to a kernel, nothing about any operation.
+
+Source: `JitModule` and `CustomKernel` of MLX's CUDA backend.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+TYPES = {
+    mx.float16: "__half",
+    mx.bfloat16: "__nv_bfloat16",
+    mx.float32: "float",
+    mx.int32: "int",
+    mx.uint32: "unsigned int",
+}
+_LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")
+_PREAMBLE = """#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+struct Shape { int at[8]; __device__ int operator[](int i) const { return at[i]; } };
+struct Strides { long long at[8]; __device__ long long operator[](int i) const { return at[i]; } };
+"""
+
+
+class CompilerError(RuntimeError):
+    """A module could not be compiled here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One kernel as its own module.
+
+    Attributes:
+        name: what `mx.fast.cuda_kernel` was given.
+        helpers: text before the kernel.
+        body: text of the kernel without its signature.
+        inputs: name, dtype and axes of each input.
+        outputs: name and dtype of each output.
+        bounds: threads of a block, and blocks that must fit on a multiprocessor at once.
+    """
+
+    name: str
+    helpers: str
+    body: str
+    inputs: tuple[tuple[str, mx.Dtype, int], ...]
+    outputs: tuple[tuple[str, mx.Dtype], ...]
+    bounds: tuple[int, int]
+
+    @property
+    def function(self) -> str:
+        """The name under which MLX looks for the module, and for its kernel."""
+        return f"custom_kernel_{self.name}"
+
+    def source(self) -> str:
+        """The whole text, with the arguments that MLX passes."""
+        arguments = []
+        for name, dtype, ndim in self.inputs:
+            arguments.append(f"const {TYPES[dtype]}* {name}")
+            for kind, part in (("Shape", "shape"), ("Strides", "strides"), ("int", "ndim")):
+                if ndim and f"{name}_{part}" in self.body:
+                    arguments.append(f"const __grid_constant__ {kind} {name}_{part}")
+        arguments += [f"{TYPES[dtype]}* {name}" for name, dtype in self.outputs]
+        bounds = f"__launch_bounds__({self.bounds[0]}, {self.bounds[1]})"
+        head = f'extern "C" __global__ void {bounds} {self.function}({", ".join(arguments)})'
+        return f"{_PREAMBLE}{self.helpers}\n{head} {{\n{self.body}\n}}\n"
+
+
+def leave(module: Module, architecture: str, folder: Path | None = None) -> bool:
+    """Put a compiled module where MLX will find it, unless it is there already.
+
+    Args:
+        module: The kernel.
+        architecture: What to compile for, such as "sm_90".
+        folder: Where; MLX's own without.
+
+    Returns:
+        Whether it is there. If not, MLX compiles the kernel itself.
+    """
+    try:
+        folder = folder or cache_folder()
+        binary, names = (folder / f"{module.function}{end}" for end in (".ptx", ".txt"))
+        if _whole(binary, names):
+            return True
+        made = compiled(module.source(), architecture)
+        folder.mkdir(parents=True, exist_ok=True)
+        # MLX reads the lines with a tab: the name it asks for, and the one in the binary.
+        listed = f"mlx::core::cu::{module.function}\t{module.function}\n{_digest(made)}\n"
+        _replace(names, listed.encode())
+        _replace(binary, made)
+    except (CompilerError, OSError, KeyError):
+        return False
+    return True
+
+
+def cache_folder() -> Path:
+    """Where MLX looks for compiled modules: `MLX_PTX_CACHE_DIR`, else in the temporary folder.
+
+    Raises:
+        CompilerError: The variable is empty, with which MLX keeps nothing.
+    """
+    wished = os.environ.get("MLX_PTX_CACHE_DIR")
+    if wished == "":
+        raise CompilerError("MLX_PTX_CACHE_DIR is empty.")
+    if wished is not None:
+        return Path(wished)
+    return Path(tempfile.gettempdir()) / "mlx" / mx.__version__ / "ptx"
+
+
+def compiled(source: str, architecture: str) -> bytes:
+    """The binary of a CUDA text for one architecture, such as "sm_90".
+
+    Raises:
+        CompilerError: NVRTC or CUDA's headers were not found, or the text is wrong.
+    """
+    nvrtc, program = _library(), ctypes.c_void_p()
+    code = source.encode()
+    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), code, b"kernel.cu", 0, None, None):
+        raise CompilerError("NVRTC cannot begin a program.")
+    try:
+        options = [f"--gpu-architecture={architecture}", f"--include-path={_headers()}"]
+        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if nvrtc.nvrtcCompileProgram(program, len(options), given):
+            raise CompilerError(_read(nvrtc, program, "ProgramLog").decode(errors="replace"))
+        return _read(nvrtc, program, "CUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    if getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)):
+        raise CompilerError(f"NVRTC has no {what}.")
+    held = ctypes.create_string_buffer(size.value)
+    if getattr(nvrtc, f"nvrtcGet{what}")(program, held):
+        raise CompilerError(f"NVRTC has no {what}.")
+    return held.raw
+
+
+def _wheels() -> Sequence[Path]:
+    """Folders of NVIDIA's wheels, below which `lib` and `include` lie."""
+    found = importlib.util.find_spec("nvidia")
+    places = (found and found.submodule_search_locations) or []
+    return [folder for place in places for folder in sorted(Path(place).iterdir())]
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """NVRTC: MLX has loaded it on a CUDA machine, so its bare name finds it."""
+    for name in _LIBRARIES:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    for path in (folder / "lib" / name for name in _LIBRARIES for folder in _wheels()):
+        with contextlib.suppress(OSError):
+            for beside in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
+                ctypes.CDLL(str(beside))  # NVRTC asks for it by its bare name
+            return ctypes.CDLL(str(path))
+    raise CompilerError("No NVRTC was found.")
+
+
+@functools.cache
+def _headers() -> Path:
+    """The folder of CUDA's headers."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    for folder in [*_wheels(), *(Path(home) for home in homes if home)]:
+        if (folder / "include" / "cuda_bf16.h").exists():
+            return folder / "include"
+    raise CompilerError("CUDA's headers were not found.")
+
+
+def _digest(binary: bytes) -> str:
+    return hashlib.sha256(binary).hexdigest()
+
+
+def _whole(binary: Path, names: Path) -> bool:
+    """Whether both files are there, and the binary is the one that was written."""
+    try:
+        return names.read_text(encoding="utf-8").splitlines()[-1] == _digest(binary.read_bytes())
+    except (OSError, UnicodeDecodeError, IndexError):
+        return False
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees all of it or what was there before."""
+    handle, made = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(made).replace(path)
+    except OSError:
+        Path(made).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,122 @@
+"""CUDA modules made without MLX: every text compiles, and what is left for MLX is whole."""
+
+import mlx.core as mx
+import pytest
+
+from spec_kernels import _compiler
+from spec_kernels._compiler import CompilerError, Module, compiled, leave
+from spec_kernels.attention import _CudaAttend
+from spec_kernels.matmul import RowMatmul
+from spec_kernels.numerics import MatmulShape, random_weight
+
+ARCHITECTURES = ("sm_80", "sm_90")
+ADD = Module(
+    "add",
+    "__device__ float twice(float v) { return v + v; }",
+    "  if (threadIdx.x < x_shape[0]) y[threadIdx.x] = twice(x[threadIdx.x]) + n[0];",
+    (("x", mx.float32, 1), ("n", mx.int32, 0)),
+    (("y", mx.float32),),
+    (64, 1),
+)
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(monkeypatch):
+    """MLX's factory refuses to exist without a CUDA device; here nothing is launched."""
+    monkeypatch.setattr(mx.fast, "cuda_kernel", lambda **arguments: None)
+
+
+@pytest.fixture
+def nvrtc():
+    try:
+        _compiler._library(), _compiler._headers()
+    except CompilerError as missing:
+        pytest.skip(f"{missing} Install nvidia-cuda-nvrtc and nvidia-cuda-runtime.")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("bits", "group"), [(2, 32), (3, 64), (4, 64), (5, 128), (6, 64), (8, 64), (16, 64)]
+)
+def test_every_matmul_compiles(nvrtc, bits, group, dtype, architecture):
+    weight = random_weight(MatmulShape(48, 384, bits, group, dtype))
+    matmul = RowMatmul(weight, "cuda")
+    for kernel, rows in zip(matmul._kernels, (8, 16), strict=True):
+        x = mx.zeros((rows, 384), weight.dtype)
+        module = kernel.module([x, *matmul._arrays], [weight.dtype])
+        assert compiled(module.source(), architecture).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("heads", "queries", "depth"), [(9, 1, 64), (32, 8, 128), (6, 16, 96)])
+def test_every_attention_compiles(nvrtc, heads, queries, depth, architecture):
+    attend = _CudaAttend((1, heads, queries, depth), 3, mx.bfloat16, True, mx.array([1.0]))
+    q, k = (mx.zeros((1, n, 64, depth), mx.bfloat16) for n in (heads, 3))
+    first = attend._attend.module([q, k, k, mx.zeros(1), mx.array(3)], [mx.float32] * 3)
+    partials = [mx.zeros((3, 4, 5, depth)), mx.zeros((3, 4, 5)), mx.zeros((3, 4, 5))]
+    second = attend._merge.module([*partials, attend._dims], [mx.bfloat16])
+    for module in (first, second):
+        assert compiled(module.source(), architecture).startswith(b"\x7fELF")
+
+
+def test_a_module_takes_the_arguments_that_mlx_passes():
+    """A pointer each, then what the text mentions; a scalar input has neither shape nor strides."""
+    text = " ".join(ADD.source().split())
+    assert (
+        'extern "C" __global__ void __launch_bounds__(64, 1) custom_kernel_add('
+        "const float* x, const __grid_constant__ Shape x_shape, const int* n, float* y)" in text
+    )
+
+
+def test_a_wrong_text_is_reported_with_the_compilers_words(nvrtc):
+    with pytest.raises(CompilerError, match="identifier .* is undefined"):
+        compiled("__global__ void f() { missing(); }", "sm_90")
+
+
+def test_a_module_is_compiled_once_and_again_when_damaged(nvrtc, tmp_path, monkeypatch):
+    assert leave(ADD, "sm_90", tmp_path)
+    binary, names = tmp_path / "custom_kernel_add.ptx", tmp_path / "custom_kernel_add.txt"
+    made = binary.read_bytes()
+    assert (
+        names.read_text().splitlines()[0] == "mlx::core::cu::custom_kernel_add\tcustom_kernel_add"
+    )
+    assert b"custom_kernel_add" in made and len(list(tmp_path.iterdir())) == 2
+    calls = []
+    monkeypatch.setattr(
+        _compiler, "compiled", lambda *given: calls.append(given) or compiled(*given)
+    )
+    assert leave(ADD, "sm_90", tmp_path) and not calls
+    for damage in (made[:100], b"", made[:-1] + b"?"):
+        binary.write_bytes(damage)
+        assert leave(ADD, "sm_90", tmp_path)
+        assert binary.read_bytes() == made
+    names.write_bytes(b"\xff\xfe")
+    assert leave(ADD, "sm_90", tmp_path)
+    assert len(calls) == 4
+
+
+def test_nothing_is_left_where_nothing_can_be_compiled_or_written(nvrtc, tmp_path, monkeypatch):
+    assert not leave(ADD, "sm_1", tmp_path)
+    (tmp_path / "file").write_text("no folder")
+    assert not leave(ADD, "sm_90", tmp_path / "file")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_machine_without_the_compiler_leaves_the_work_to_mlx(tmp_path, monkeypatch):
+    monkeypatch.setattr(_compiler, "_LIBRARIES", ("libnothing.so.0",))
+    _compiler._library.cache_clear()
+    try:
+        assert not leave(ADD, "sm_90", tmp_path / "new")
+    finally:
+        _compiler._library.cache_clear()
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_folder_is_the_one_mlx_reads(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path))
+    assert _compiler.cache_folder() == tmp_path
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", "")
+    assert not leave(ADD, "sm_90")
+    monkeypatch.delenv("MLX_PTX_CACHE_DIR")
+    assert _compiler.cache_folder().parts[-3:] == ("mlx", mx.__version__, "ptx")
