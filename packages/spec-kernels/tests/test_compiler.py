@@ -65,7 +65,7 @@ def test_a_module_takes_the_arguments_that_mlx_passes():
     text = " ".join(ADD.source().split())
     assert (
         'extern "C" __global__ void __launch_bounds__(64, 1) custom_kernel_add('
-        "const float* x, const __grid_constant__ Shape x_shape, const int* n, float* y)" in text
+        "const float* x, const __grid_constant__ Shape x_shape, const int32_t* n, float* y)" in text
     )
 
 
@@ -76,7 +76,7 @@ def test_a_wrong_text_is_reported_with_the_compilers_words(nvrtc):
 
 def test_a_module_is_compiled_once_and_again_when_damaged(nvrtc, tmp_path, monkeypatch):
     assert leave(ADD, "sm_90", tmp_path)
-    binary, names = tmp_path / "custom_kernel_add.ptx", tmp_path / "custom_kernel_add.txt"
+    binary, names = tmp_path / f"{ADD.file}.ptx", tmp_path / f"{ADD.file}.txt"
     made = binary.read_bytes()
     assert (
         names.read_text().splitlines()[0] == "mlx::core::cu::custom_kernel_add\tcustom_kernel_add"
@@ -120,3 +120,31 @@ def test_the_folder_is_the_one_mlx_reads(monkeypatch, tmp_path):
     assert not leave(ADD, "sm_90")
     monkeypatch.delenv("MLX_PTX_CACHE_DIR")
     assert _compiler.cache_folder().parts[-3:] == ("mlx", mx.__version__, "ptx")
+
+
+def test_a_module_is_named_after_the_text_that_mlx_makes_of_the_stub():
+    """The name, and libstdc++'s hash of the text in hexadecimal: once written out by hand."""
+    assert _compiler.stub_of(["x", "n"], ADD.body) == "#error x_shape"
+    text = (
+        '\n#include "mlx/backend/cuda/device/utils.cuh"\n\n#include <cooperative_groups.h>\n\n'
+        "namespace mlx::core::cu {\n\nnamespace cg = cooperative_groups;\n\n"
+        "__global__ void custom_kernel_add(\n    const float* x,\n"
+        "    const __grid_constant__ Shape x_shape,\n    const int32_t* n,\n    float* y) {\n"
+        "#error x_shape\n}\n\n} // namespace mlx::core::cu\n"
+    )
+    assert ADD.file == f"custom_kernel_add_{murmur64(text.encode(), 0xC70F6907):x}"
+
+
+def murmur64(data: bytes, seed: int) -> int:
+    """MurmurHash64A, which libstdc++ uses, from its published description."""
+    m, mask = 0xC6A4A7935BD1E995, 2**64 - 1
+    mixed = (seed ^ (len(data) * m)) & mask
+    whole = len(data) // 8 * 8
+    for at in range(0, whole, 8):
+        k = int.from_bytes(data[at : at + 8], "little") * m & mask
+        k = (k ^ (k >> 47)) * m & mask
+        mixed = (mixed ^ k) * m & mask
+    if len(data) > whole:
+        mixed = (mixed ^ int.from_bytes(data[whole:], "little")) * m & mask
+    mixed = (mixed ^ (mixed >> 47)) * m & mask
+    return mixed ^ (mixed >> 47)

@@ -92,16 +92,14 @@ def test_blocks_of_a_shared_launch_find_their_weight(emulator, tmp_path):
 
 
 class Backend:
-    """MLX's CUDA factory as far as it matters here: modules are found by name."""
+    """MLX's CUDA factory as far as it matters here: a stub's module is found, or it fails."""
 
-    def __init__(self, by_name=True):
-        self.by_name, self.modules, self.sources = by_name, set(), []
+    def __init__(self, finds):
+        self.finds, self.sources = finds, []
 
     def __call__(self, *, name, source, header, **others):
         def call(**arguments):
-            if name not in self.modules and "x_shape;" in source:
-                self.modules.add(name)
-            elif not self.by_name and "x_shape;" not in source:
+            if source.startswith("#error") and not self.finds:
                 raise RuntimeError("Failed to compile kernel")
             self.sources.append(source)
             return [mx.zeros(4)]
@@ -109,16 +107,37 @@ class Backend:
         return call
 
 
-@pytest.mark.parametrize("by_name", [True, False])
-def test_the_whole_source_is_handed_over_once_where_mlx_finds_modules_by_name(monkeypatch, by_name):
-    backend = Backend(by_name)
+@pytest.mark.parametrize(("left", "finds"), [(True, True), (True, False), (False, True)])
+def test_a_stub_stands_in_where_mlx_finds_what_was_compiled_ahead(monkeypatch, left, finds):
+    backend = Backend(finds)
     monkeypatch.setattr(mx.fast, "cuda_kernel", backend)
     monkeypatch.setattr(_build, "read_text", lambda folder, name: "y[0] = x_shape; // " * 50)
+    monkeypatch.setattr(_compiler, "leave", lambda module, architecture: left)
     kernel = CudaKernel(Text("op", ("x",), ("y",)), (("N", 4), ("B", True)), 64)
-    monkeypatch.setattr(_compiler, "leave", lambda module, architecture: False)
+    assert not kernel.settled
     for _ in range(4):
         kernel(inputs=[mx.zeros(4)], output_dtypes=[mx.float32])
-    whole = [source for source in backend.sources if "constexpr int N = 4" in source]
-    assert len(whole) == (1 if by_name else 4)
-    assert backend.sources[-1] == ("x_shape" if by_name else whole[0])
-    assert "constexpr bool B = true" in whole[0]
+    assert kernel.settled
+    if left and finds:
+        assert backend.sources == ["#error x_shape"] * 5
+    else:
+        assert len(backend.sources) == 4
+        assert all("constexpr int N = 4" in source for source in backend.sources)
+
+
+def test_nothing_is_settled_inside_a_trace(monkeypatch):
+    """There the stub cannot be tried, so the trace gets the whole text."""
+
+    def factory(*, source, **others):
+        def call(*, inputs, **arguments):
+            return [inputs[0] * (0.0 if source.startswith("#error") else 1.0)]
+
+        return call
+
+    monkeypatch.setattr(mx.fast, "cuda_kernel", factory)
+    monkeypatch.setattr(_compiler, "leave", lambda module, architecture: True)
+    monkeypatch.setattr(_build, "read_text", lambda folder, name: "y[0] = x_shape;")
+    kernel = CudaKernel(Text("op", ("x",), ("y",)), (("N", 4),), 64)
+    traced = mx.compile(lambda x: kernel(inputs=[x], output_dtypes=[x.dtype])[0])
+    assert traced(mx.ones(4)).tolist() == [1.0] * 4
+    assert not kernel.settled

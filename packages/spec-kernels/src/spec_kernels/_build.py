@@ -84,10 +84,9 @@ def metal_kernel(text: Text, factory: Factory | None = None) -> Kernel:
 class CudaKernel:
     """One specialisation of a CUDA text.
 
-    MLX's factory assembles the whole source again at every call, for a module it then finds by
-    name. After the first call a second factory takes over: same name, and a source that only
-    mentions the shapes to pass. Should a version of MLX compile that source, the first factory
-    stays.
+    The first call compiles it, and from then on MLX is handed a stub in its place, which costs less
+    at every launch (see `_compiler`). Where MLX does not find what the stub stands for, it is
+    handed the whole text.
 
     Args:
         text: the kernel.
@@ -126,12 +125,6 @@ class CudaKernel:
             ensure_row_contiguous=text.row_contiguous,
             shared_memory=shared,
         )
-        self._mentions = " ".join(
-            word
-            for name in text.inputs
-            for part in ("shape", "strides", "ndim")
-            if (word := f"{name}_{part}") in source
-        )
         self._kernel = self._make(source=source, header=header)
         self._settled = False
 
@@ -147,13 +140,9 @@ class CudaKernel:
 
     def __call__(self, **arguments: Any) -> list[mx.array]:
         """Launch, with the arguments of MLX's own kernels but no template."""
-        if self._settled:
-            return self._kernel(**arguments)
-        module = self.module(arguments["inputs"], arguments["output_dtypes"])
-        _compiler.leave(module, self._architecture)
-        outputs = self._kernel(**arguments)
-        self._settle(outputs, arguments)
-        return outputs
+        if not self._settled:
+            self._settle(arguments)
+        return self._kernel(**arguments)
 
     def module(
         self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype]
@@ -169,19 +158,18 @@ class CudaKernel:
             self.bounds,
         )
 
-    def _settle(self, outputs: list[mx.array], arguments: dict[str, Any]) -> None:
-        try:
-            mx.eval(outputs)  # sync: loads the module, once per process
-        except ValueError:  # inside a trace nothing can be evaluated yet
-            return
+    def _settle(self, arguments: dict[str, Any]) -> None:
+        module = self.module(arguments["inputs"], arguments["output_dtypes"])
+        if _compiler.leave(module, self._architecture):
+            stub = self._make(source=_compiler.stub_of(self.text.inputs, self.source), header="")
+            try:
+                mx.eval(stub(**arguments))  # sync: loads the module, once per process
+                self._kernel = stub
+            except ValueError:  # inside a trace nothing can be evaluated yet
+                return
+            except RuntimeError:  # MLX did not find it, and an `#error` is all it was handed
+                pass
         self._settled = True
-        light = self._make(source=self._mentions, header="")
-        try:
-            again = light(**arguments)
-            mx.eval(again)  # sync: proves that MLX finds the module by its name
-        except RuntimeError:
-            return
-        self._kernel = light
 
 
 def _constant(name: str, value: Any) -> str:

@@ -1,13 +1,15 @@
 """CUDA modules compiled ahead of MLX, and left where it looks for them.
 
 `mx.fast.cuda_kernel` compiles every kernel together with MLX's own headers and CCCL, two seconds
-each, and keeps nothing on disk, so each process waits again. Before it compiles, though, it looks
-for a module of that name in its cache folder. NVRTC, which MLX brings, makes the same module
-without those headers in a tenth of the time; once there, it serves every later process. Where
-anything is missing nothing is left behind, and MLX compiles as ever. Knows how MLX passes arguments
-to a kernel, nothing about any operation.
+each, and keeps nothing on disk, so each process waits again; and it assembles the text anew at each
+call, and hashes it at each launch to find the module. NVRTC, which MLX brings, makes the same
+module without those headers in a tenth of the time. It is left in the folder where MLX looks before
+it compiles, under the name that MLX gives to a stub of a few words: the stub is what MLX is handed
+from then on, and it never compiles it. Where anything is missing or another version of MLX looks
+elsewhere, the stub fails, and MLX is handed the whole text as ever.
 
-Source: `JitModule` and `CustomKernel` of MLX's CUDA backend.
+Knows how MLX names modules and passes arguments, nothing about any operation. Source:
+`cuda_kernel`, `CustomKernel` and `JitModule` of MLX 0.32.
 """
 
 import contextlib
@@ -27,15 +29,37 @@ TYPES = {
     mx.float16: "__half",
     mx.bfloat16: "__nv_bfloat16",
     mx.float32: "float",
-    mx.int32: "int",
-    mx.uint32: "unsigned int",
+    mx.int32: "int32_t",
+    mx.uint32: "uint32_t",
 }
+_PARTS = (("Shape", "shape"), ("Strides", "strides"), ("int", "ndim"))
 _LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")
 _PREAMBLE = """#include <cuda_bf16.h>
 #include <cuda_fp16.h>
+typedef int int32_t;
+typedef unsigned int uint32_t;
 struct Shape { int at[8]; __device__ int operator[](int i) const { return at[i]; } };
 struct Strides { long long at[8]; __device__ long long operator[](int i) const { return at[i]; } };
 """
+
+
+_HANDED = """
+#include "mlx/backend/cuda/device/utils.cuh"
+
+#include <cooperative_groups.h>
+
+namespace mlx::core::cu {
+
+namespace cg = cooperative_groups;
+
+__global__ void %s(
+%s) {
+%s
+}
+
+} // namespace mlx::core::cu
+"""
+_SEED = 0xC70F6907  # of libstdc++'s std::hash
 
 
 class CompilerError(RuntimeError):
@@ -64,21 +88,40 @@ class Module:
 
     @property
     def function(self) -> str:
-        """The name under which MLX looks for the module, and for its kernel."""
+        """What MLX calls the kernel."""
         return f"custom_kernel_{self.name}"
+
+    @property
+    def file(self) -> str:
+        """What MLX calls the module, when it is handed the stub."""
+        arguments = ",\n".join(f"    {argument}" for argument in self._arguments())
+        stub = stub_of([name for name, _, _ in self.inputs], self.body)
+        return f"{self.function}_{_hash(_HANDED % (self.function, arguments, stub)):x}"
 
     def source(self) -> str:
         """The whole text, with the arguments that MLX passes."""
+        bounds = f"__launch_bounds__({self.bounds[0]}, {self.bounds[1]})"
+        head = (
+            f'extern "C" __global__ void {bounds} {self.function}({", ".join(self._arguments())})'
+        )
+        return f"{_PREAMBLE}{self.helpers}\n{head} {{\n{self.body}\n}}\n"
+
+    def _arguments(self) -> list[str]:
         arguments = []
         for name, dtype, ndim in self.inputs:
             arguments.append(f"const {TYPES[dtype]}* {name}")
-            for kind, part in (("Shape", "shape"), ("Strides", "strides"), ("int", "ndim")):
-                if ndim and f"{name}_{part}" in self.body:
-                    arguments.append(f"const __grid_constant__ {kind} {name}_{part}")
-        arguments += [f"{TYPES[dtype]}* {name}" for name, dtype in self.outputs]
-        bounds = f"__launch_bounds__({self.bounds[0]}, {self.bounds[1]})"
-        head = f'extern "C" __global__ void {bounds} {self.function}({", ".join(arguments)})'
-        return f"{_PREAMBLE}{self.helpers}\n{head} {{\n{self.body}\n}}\n"
+            arguments += [
+                f"const __grid_constant__ {kind} {name}_{part}"
+                for kind, part in _PARTS
+                if ndim and f"{name}_{part}" in self.body
+            ]
+        return [*arguments, *(f"{TYPES[dtype]}* {name}" for name, dtype in self.outputs)]
+
+
+def stub_of(inputs: Sequence[str], body: str) -> str:
+    """What MLX is handed instead of `body`: what it shall pass of each input, and no kernel."""
+    words = [f"{name}_{part}" for name in inputs for _, part in _PARTS]
+    return " ".join(["#error", *(word for word in words if word in body)])
 
 
 def leave(module: Module, architecture: str, folder: Path | None = None) -> bool:
@@ -94,12 +137,12 @@ def leave(module: Module, architecture: str, folder: Path | None = None) -> bool
     """
     try:
         folder = folder or cache_folder()
-        binary, names = (folder / f"{module.function}{end}" for end in (".ptx", ".txt"))
+        binary, names = (folder / f"{module.file}{end}" for end in (".ptx", ".txt"))
         if _whole(binary, names):
             return True
         made = compiled(module.source(), architecture)
         folder.mkdir(parents=True, exist_ok=True)
-        # MLX reads the lines with a tab: the name it asks for, and the one in the binary.
+        # MLX reads lines with a tab: the name it asks for, and the one in the binary.
         listed = f"mlx::core::cu::{module.function}\t{module.function}\n{_digest(made)}\n"
         _replace(names, listed.encode())
         _replace(binary, made)
@@ -181,6 +224,17 @@ def _headers() -> Path:
         if (folder / "include" / "cuda_bf16.h").exists():
             return folder / "include"
     raise CompilerError("CUDA's headers were not found.")
+
+
+def _hash(text: str) -> int:
+    """The hash by which MLX tells texts apart: libstdc++'s own, whose library it has loaded."""
+    try:
+        function = ctypes.CDLL("libstdc++.so.6")["_ZSt11_Hash_bytesPKvmm"]
+    except (OSError, AttributeError) as error:
+        raise CompilerError("libstdc++ was not found.") from error
+    function.restype, function.argtypes = ctypes.c_size_t, [ctypes.c_char_p, *[ctypes.c_size_t] * 2]
+    code = text.encode()
+    return function(code, len(code), _SEED)
 
 
 def _digest(binary: bytes) -> str:
