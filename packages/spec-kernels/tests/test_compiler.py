@@ -53,10 +53,12 @@ def test_every_matmul_compiles(nvrtc, bits, group, dtype, architecture):
 def test_every_attention_compiles(nvrtc, heads, queries, depth, architecture):
     attend = _CudaAttend((1, heads, queries, depth), 3, mx.bfloat16, True, mx.array([1.0]))
     q, k = (mx.zeros((1, n, 64, depth), mx.bfloat16) for n in (heads, 3))
-    first = attend._attend.module([q, k, k, mx.zeros(1), mx.array(3)], [mx.float32] * 3)
+    given = [q, k, k, mx.zeros(1), mx.array(3)]
+    first = attend._attend.module(given, [mx.float32] * 3)
+    fresh = attend._attend_fresh.module([*given, k, k], [mx.float32] * 3)
     partials = [mx.zeros((3, 4, 5, depth)), mx.zeros((3, 4, 5)), mx.zeros((3, 4, 5))]
     second = attend._merge.module([*partials, attend._dims], [mx.bfloat16])
-    for module in (first, second):
+    for module in (first, fresh, second):
         assert compiled(module.source(), architecture).startswith(b"\x7fELF")
 
 

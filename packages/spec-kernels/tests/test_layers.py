@@ -1,10 +1,12 @@
 """Wrapping and unwrapping layers of one instance, with stand-ins for the kernels."""
 
+from types import SimpleNamespace
+
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from spec_kernels import ExactError
+from spec_kernels import ExactError, KernelError
 from spec_kernels.attention_layers import AttentionKernel, attention_function, wrap_attention
 from spec_kernels.layers import LinearKernel, Shared, Switch, unwrap, weight_of, wrap_linear
 from spec_kernels.matmul import RowMatmul, stock_matmul
@@ -222,7 +224,7 @@ def test_attention_served_once_is_still_asked_what_may_change(monkeypatch):
 
 @pytest.mark.parametrize(
     ("queries", "mask", "min_keys"),
-    [(4, "causal", {4: 64}), (4, "causal", {2: 1}), (33, "causal", {4: 1}), (4, "bool", {4: 1})],
+    [(4, "causal", {4: 64}), (4, "causal", {2: 1}), (4, "bool", {4: 1})],
 )
 def test_attention_the_kernel_does_not_serve_is_the_models_own(queries, mask, min_keys):
     switch = Switch()
@@ -253,6 +255,51 @@ def test_on_cuda_a_few_queries_without_a_kernel_go_to_plain_operations(kind):
     want = attend(q.astype(mx.float32), *[k.astype(mx.float32)] * 2, None, 1.0, exact)
     assert out.dtype == q.dtype
     assert mx.abs(out.astype(mx.float32) - want).max() < 0.03
+
+
+@pytest.mark.parametrize(
+    ("queries", "scores", "mask", "taken"),
+    [
+        (33, 33 * 40, "causal", True),  # a short prompt
+        (33, 33 * 40 - 1, "causal", False),  # a long one
+        (32, 1, "causal", True),
+        (1, 10**9, None, False),  # MLX has a kernel of its own for it
+        (1, 1, "rows", True),  # unless sequences of a batch differ in length
+    ],
+)
+def test_prompts_worth_a_plan_and_single_queries_stay_with_mlx(
+    monkeypatch, queries, scores, mask, taken
+):
+    monkeypatch.setattr("spec_kernels.attention_layers._FEW_SCORES", scores)
+    q, k = attention_problem(queries)
+    mask = mx.ones((queries, 40), mx.bool_) if mask == "rows" else mask
+    switch = Switch()
+    AttentionKernel(attend, {}, switch, "cuda", raced=False)(q, k, k, mask=mask)
+    assert switch.calls == ({"attention plain": 1} if taken else {})
+
+
+def test_whole_buffers_go_to_the_kernel_with_what_is_fresh(monkeypatch):
+    """Bound once for a shape; what it cannot read is an error, at every call."""
+    bound, given = [], []
+
+    def bind(self, q, k, causal):
+        bound.append((q.shape, causal))
+        return lambda *arguments: given.append(arguments) or arguments[0]
+
+    monkeypatch.setattr("spec_kernels.attention_layers.RowAttention.bound", bind)
+    q, k = attention_problem(4)
+    q, k = q.astype(mx.bfloat16), k.astype(mx.bfloat16)
+    kernel = AttentionKernel(attend, {}, Switch(), "cuda")
+    old = SimpleNamespace(n_keys=mx.array([30], mx.int32))
+    new = SimpleNamespace(n_keys=mx.array([34], mx.int32), fresh=(k[:, :, :4], k[:, :, 4:8]))
+    for cache in (old, new, new):
+        kernel(q, k, k, cache=cache, scale=0.125, mask="causal")
+    assert bound == [(q.shape, True)]
+    assert [len(arguments[4]) for arguments in given] == [0, 2, 2]
+    assert given[1][4][0] is new.fresh[0] and given[0][3] is old.n_keys
+    for wrong in ({"mask": mx.ones((4, 40), mx.bool_)}, {"sinks": mx.zeros(q.shape[1])}):
+        with pytest.raises(KernelError, match="Whole buffers must go to the kernel"):
+            kernel(q, k, k, cache=old, scale=0.125, **{"mask": "causal", **wrong})
 
 
 def test_exact_attention_names_what_it_cannot_serve():

@@ -62,7 +62,15 @@ def attend_bound():
     """Stands in for what binds the CUDA attention kernel, with buffers as well."""
 
     def bound(self, q, k, causal):
-        def attend(q, k, v, n_keys=None):
+        def attend(q, k, v, n_keys=None, fresh=()):
+            if fresh:
+                first = mx.array(n_keys).reshape(-1, 1) - q.shape[2]
+                at = first + mx.arange(q.shape[2])  # (B or 1, T)
+                at = mx.broadcast_to(at, (q.shape[0], q.shape[2]))[:, None, :, None]
+                k, v = (
+                    mx.put_along_axis(x, at, new, axis=2)
+                    for x, new in zip((k, v), fresh, strict=True)
+                )
             n = mx.array(k.shape[2] if n_keys is None else n_keys).reshape(-1, 1)
             k, v = (mx.pad(x, [(0, 0), (0, 0), (0, PAD - x.shape[2]), (0, 0)]) for x in (k, v))
             last = n - q.shape[2] + mx.arange(q.shape[2])  # (B or 1, T)
@@ -82,6 +90,7 @@ def serve(make_target, monkeypatch, attend_bound):
     monkeypatch.setattr(compiled, "AGAIN_AFTER", 3)
     monkeypatch.setattr(compiled, "RACED", 0)
     monkeypatch.setattr(compiled, "ROOM", 32)
+    monkeypatch.setattr(compiled, "ROOM_EACH", 16)
     monkeypatch.setattr(KVCache, "step", 8)
     monkeypatch.setattr(ragged, "_STEP", 16)
     monkeypatch.setattr("spec_kernels.attention_layers.RowAttention.bound", attend_bound)

@@ -1,6 +1,7 @@
 """Batched rows against the same rows alone, on tiny models of every family."""
 
 import random
+from contextlib import contextmanager
 
 import mlx.core as mx
 import pytest
@@ -298,14 +299,21 @@ def test_a_forward_that_breaks_off_leaves_every_row_as_it_was(make_target, model
 # -- attention kernels that read whole buffers ---------------------------------------------------
 
 
+@pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "mixtral"])
-def test_kernels_that_read_whole_buffers_give_the_rows_of_the_model_alone(serve, model_type):
-    target = serve(model_type, graphs=False)
+def test_kernels_that_read_whole_buffers_give_the_rows_of_the_model_alone(
+    serve, model_type, graphs
+):
+    target = serve(model_type, graphs=graphs)
     assert target.batch_refusal is None
     target.kernels._switch.calls.clear()
     done, widths = drain(Batch(target), {0: [0, 1, 2], 3: [3, 4]}, target, leave={(1, 2)})
     assert max(widths) > 1 and target._reads_whole
     assert target.kernels.report().calls["attention cuda"]
+    if graphs:
+        kinds = target._compiled._kinds
+        assert any(kind.graph for key, kind in kinds.items() if key[-1] > 1)
+        assert not any(kind.refused for kind in kinds.values()) and not target._compiled._never
     for seed, rounds in done.items():
         ids, logits, reason = alone(target, seed)
         got_ids, got_logits, got_reason = summary(rounds)
@@ -371,3 +379,84 @@ def two_rows(target):
     for cache, prompt in zip(caches, ([5, 3, 8, 1], [2, 7]), strict=True):
         target.prefill(prompt, cache)
     return target.verify_rows(mx.array([[1, 2], [3, 4]], mx.int32), target.join(caches)).logits
+
+
+def ragged_rounds(target, n, change=None):
+    """Logits and taps of `n` blocks of several rows, of which each keeps another number."""
+    caches, found = [], []
+    for seed in range(3):
+        cache = target.make_cache()
+        target.prefill(prompt_of(3 + 4 * seed, seed), cache)
+        caches.append(cache)
+    batch = target.join(caches)
+    for i in range(n):
+        if change is not None:
+            batch = change(i, batch)
+        n_rows = len(batch.offsets)
+        block = (mx.arange(3 * n_rows).reshape(n_rows, 3) * 7 + i) % 61
+        output = target.verify_rows(block, batch, taps=(0, 2))
+        found += [output.logits, *output.taps]
+        mx.eval(found)
+        target.commit_rows(batch, [(i + row) % 4 for row in range(n_rows)])
+    return found, batch
+
+
+def test_replays_of_a_batch_have_the_bits_of_its_own_forward(serve):
+    def change(i, batch):
+        if i == 9:
+            return target.select(batch, [2, 0])
+        if i == 14:
+            cache = target.make_cache()
+            target.prefill(prompt_of(5, 9), cache)
+            return target.join([batch, cache])
+        return batch
+
+    target = serve("llama", graphs=False)
+    want, of_own = ragged_rounds(target, 22, change)
+    target = serve("llama")
+    got, of_graphs = ragged_rounds(target, 22, change)
+    assert all(mx.array_equal(a, b) for a, b in zip(got, want, strict=True))
+    assert {key[-1] for key, kind in target._compiled._kinds.items() if kind.graph} == {2, 3}
+    assert of_graphs.offsets == of_own.offsets and not of_graphs.is_open
+    for row in range(3):
+        singles = [t.extract(b, row) for t, b in ((target, of_graphs), (target, of_own))]
+        for a, b in zip(*(single.entries for single in singles), strict=True):
+            assert all(mx.array_equal(x, y) for x, y in zip(a.state, b.state, strict=True))
+
+
+def test_a_batch_that_cannot_be_traced_leaves_lone_rows_their_graphs(serve, monkeypatch):
+    target = serve("llama")
+    rope = type(target.model.layers[0].self_attn.rope)
+    own, tracing = rope.__call__, target.kernels.tracing
+
+    def call(self, x, offset=0):
+        if x.shape[0] > 1 and target.kernels._busy:
+            raise TypeError("one sequence at a time")
+        return own(self, x, offset)
+
+    @contextmanager
+    def watched():
+        target.kernels._busy = True
+        try:
+            with tracing() as calls:
+                yield calls
+        finally:
+            target.kernels._busy = False
+
+    target.kernels._busy = False
+    monkeypatch.setattr(rope, "__call__", call)
+    monkeypatch.setattr(target.kernels, "tracing", watched)
+    found, _ = ragged_rounds(target, 6)
+    assert len(found) == 18 and target._compiled._never == {True} and target._reads_whole
+
+
+def test_an_open_batch_is_refused_with_graphs_too(serve):
+    target = serve("llama")
+    caches = [target.make_cache(), target.make_cache()]
+    for cache in caches:
+        target.prefill([5, 3, 8], cache)
+    batch = target.join(caches)
+    block = mx.array([[1], [2]], mx.int32)
+    target.verify_rows(block, batch)
+    with pytest.raises(StateError, match="are open"):
+        target.verify_rows(block, batch)

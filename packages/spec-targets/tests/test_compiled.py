@@ -8,6 +8,7 @@ import pytest
 
 from spec_core import StateError
 from spec_targets import compiled
+from spec_targets.forward import Forward
 
 FULL = ["full_attention"] * 3
 PROMPT = [5, 3, 8, 1, 9, 2, 7, 4]
@@ -16,13 +17,13 @@ PROMPT = [5, 3, 8, 1, 9, 2, 7, 4]
 @pytest.fixture
 def forwards(monkeypatch):
     """Counts the forwards of the model's own code."""
-    seen, own = [], compiled.Forward.__call__
+    seen, own = [], Forward.__call__
 
     def call(self, tokens, *rest, **options):
         seen.append(tokens.shape[0])
         return own(self, tokens, *rest, **options)
 
-    monkeypatch.setattr(compiled.Forward, "__call__", call)
+    monkeypatch.setattr(Forward, "__call__", call)
     return seen
 
 
@@ -74,6 +75,7 @@ def test_the_buffers_are_handed_on_without_a_copy(serve):
     for _ in range(3):
         mx.eval(target.verify(mx.arange(4, dtype=mx.int32), cache, taps=(0, 2)).logits)
         target.commit(cache, 2)
+        mx.eval([entry.state for entry in cache.entries])
     assert mx.get_active_memory() <= before
 
 
@@ -221,7 +223,7 @@ def test_what_one_width_has_shown_holds_for_the_others(serve, monkeypatch, repla
     race.n, race.own_s, race.replay_s = 8, [1.0], [replay_s]
     rounds(target, 1)  # judges
     rounds(target, 4, rows=3)
-    kind = target._compiled._kinds[3, 128, (0, 2), 0]
+    kind = target._compiled._kinds[3, 128, (0, 2), 0, 1]
     assert (kind.graph is not None) == (after is not None) and kind.met == (after or 4)
 
 

@@ -28,6 +28,16 @@ _PASS = Text(
     header="row_attention_header",
     row_contiguous=False,
 )
+_FRESH_PASS = Text(
+    "row_attention",
+    ("q", "k", "v", "scale", "n_keys", "k_new", "v_new"),
+    ("o", "o_top", "o_mass"),
+    header="row_attention_header",
+    row_contiguous=False,
+)
+_NOTHING_NEW = """  auto k_new = k, v_new = v;
+  auto k_new_strides = k_strides, v_new_strides = v_strides;
+"""
 _METAL_PASS = Text(
     "row_attention",
     ("q", "k", "v", "scale", "shape_of"),
@@ -156,8 +166,9 @@ class RowAttention:
     def bound(self, q: mx.array, k: mx.array, causal: bool) -> Attend:
         """The launches for queries and a cache like these, whatever the cache's length.
 
-        On CUDA they take a fourth argument, int32, one for each sequence: how many keys there are,
-        at the start of buffers with room for more. Without it there are as many as `k` is long.
+        On CUDA they take more: how many keys each sequence has, int32 (B,), at the start of buffers
+        with room for more (without it as many as `k` is long); and the newest keys and values,
+        (B, HK, QL, D) each, where the buffers do not have them yet.
         """
         causal = causal or q.shape[2] == 1  # one query sees every key anyway
         key = (q.shape, k.shape[1], q.dtype, causal)
@@ -211,9 +222,11 @@ class _CudaAttend:
         tiles, groups = _row_tiles(self._rows, 16)
         tiles = 4 if tiles == 3 else tiles  # one compilation less, for some idle lanes
         threads = 128 * tiles
-        constants = tuple(_template(dtype, self._depth, "RT", tiles, causal))
+        template = _template(dtype, self._depth, "RT", tiles, causal)
         shared = 2 * (2 * 128 * (self._depth + 8) + 16 * tiles * (128 + 8))
-        self._attend = cuda_kernel(_PASS, constants, threads, 1, shared)
+        held, fresh = ((*template, ("FRESH", new)) for new in (False, True))
+        self._attend = cuda_kernel(_PASS, held, threads, 1, shared, _NOTHING_NEW)
+        self._attend_fresh = cuda_kernel(_FRESH_PASS, fresh, threads, 1, shared)
         self._threads, self._grid = threads, (kv_heads * groups, batch)
         merge = (("T", dtype), ("D", self._depth), ("WAYS", _WAYS))
         self._merge = cuda_kernel(_MERGE, merge, self._depth * _WAYS)
@@ -227,11 +240,16 @@ class _CudaAttend:
         self._attending: dict[int, dict[str, Any]] = {}
 
     def __call__(
-        self, q: mx.array, k: mx.array, v: mx.array, n_keys: mx.array | None = None
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        n_keys: mx.array | None = None,
+        fresh: tuple[mx.array, ...] = (),
     ) -> mx.array:
         if n_keys is None:
             n_keys = _lengths(k.shape[2], q.shape[0])
-        chunks = n_chunks(k.shape[2])
+        chunks = n_chunks(k.shape[2])  # buffers have room for the fresh ones
         attending = self._attending.get(chunks)
         if attending is None:
             attending = self._attending[chunks] = {
@@ -240,7 +258,8 @@ class _CudaAttend:
                 "output_shapes": _partial_shapes(self._heads, chunks, self._rows, self._depth),
                 "output_dtypes": [mx.float32] * 3,
             }
-        partials = self._attend(inputs=[q, k, v, self._scale, n_keys], **attending)
+        attend = self._attend_fresh if fresh else self._attend
+        partials = attend(inputs=[q, k, v, self._scale, n_keys, *fresh], **attending)
         return self._merge(inputs=[*partials, self._dims], **self._merging)[0].transpose(0, 2, 1, 3)
 
 

@@ -20,7 +20,8 @@ from spec_kernels.attention import unsupported as attention_unsupported
 from spec_kernels.layers import BASE, Switch
 
 _LOST = "stock was faster here"
-_FEW = 32  # queries from which cuDNN is worth a plan for every length
+_FEW = 32  # queries from which cuDNN may be worth a plan for every length
+_FEW_SCORES = 2**18  # the same for queries times keys: a short prompt costs less than its plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class AttentionKernel:
         self._kernels: dict[float, RowAttention] = {}
         self._seen: set[tuple[int, ...]] = set()
         self._served: dict[tuple, _Served] = {}
+        self._whole: dict[tuple, Attend] = {}
         switch.served.append(self._served)
 
     def __call__(
@@ -81,11 +83,14 @@ class AttentionKernel:
 
         A cache with an attribute `n_keys`, int32, one for each sequence, says that `keys` and
         `values` are whole buffers which hold so many: see `Installed.least_keys` and
-        `Installed.reads_ragged`.
+        `Installed.reads_ragged`. Its attribute `fresh`, if it has one, are the newest keys and
+        values, which the buffers do not have yet.
         """
         n_keys = getattr(cache, "n_keys", None)
         if n_keys is not None:
-            return self._within(queries, keys, values, n_keys, scale, mask, sinks)
+            attend = self._within(queries, keys, scale, mask, sinks)
+            self._switch.calls[self._counted] += 1
+            return attend(queries, keys, values, n_keys, getattr(cache, "fresh", ()))
         if isinstance(keys, mx.array) and sinks is None and (mask is None or isinstance(mask, str)):
             served = self._served.get((queries.shape, keys.shape[1], scale, mask))
             if served is not None and served.fits(queries, keys):
@@ -126,24 +131,21 @@ class AttentionKernel:
         return can and self._switch.on and not self._switch.exact
 
     def _within(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        n_keys: mx.array,
-        scale: float,
-        mask: Any,
-        sinks: mx.array | None,
-    ) -> mx.array:
-        """Attend to the keys at the start of buffers; no other code here could."""
+        self, q: mx.array, k: mx.array, scale: float, mask: Any, sinks: mx.array | None
+    ) -> Attend:
+        """What attends to the keys at the start of buffers; no other code here could."""
+        key = (q.shape, q.dtype, k.shape[1], k.dtype, scale, mask is not None)
+        attend = self._whole.get(key)
+        plain = sinks is None and (mask is None or isinstance(mask, str))
+        if attend is not None and plain:
+            return attend
         reason = "attention sinks" if sinks is not None else None
         reason = reason or (f"the {self._where} kernel" if self._where != "cuda" else None)
         reason = reason or attention_unsupported(q, k, mask, self._where)
         if reason:
             raise KernelError(f"[attention] Whole buffers must go to the kernel, got: {reason}.")
-        self._switch.calls[self._counted] += 1
-        attend = self._kernel(scale).bound(q, k, mask is not None)
-        return attend(q, k, v, n_keys)
+        attend = self._whole[key] = self._kernel(scale).bound(q, k, mask is not None)
+        return attend
 
     def _kernel(self, scale: float) -> RowAttention:
         kernel = self._kernels.get(scale)
@@ -153,9 +155,12 @@ class AttentionKernel:
 
     def _takes_plain(self, q: mx.array, k: Any, mask: Any, sinks: Any, reason: str) -> bool:
         """Whether plain operations serve: few queries on CUDA that no kernel and no race covers."""
-        least = 1 if isinstance(mask, mx.array) else 2
-        few = least <= q.shape[2] <= _FEW and isinstance(k, mx.array) and sinks is None
-        return few and self._where == "cuda" and not self._switch.exact and reason != _LOST
+        if self._where != "cuda" or self._switch.exact or reason == _LOST or sinks is not None:
+            return False
+        least, n = (1 if isinstance(mask, mx.array) else 2), q.shape[2]
+        if n < least or not isinstance(k, mx.array):
+            return False
+        return n <= _FEW or n * k.shape[2] <= _FEW_SCORES
 
     def _why_not(self, q: mx.array, k: Any, mask: Any, sinks: Any) -> str | None:
         if not self._switch.on:

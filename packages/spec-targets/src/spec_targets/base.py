@@ -23,6 +23,7 @@ from spec_targets.exactness import find_inexact_op, find_inexact_width
 from spec_targets.families import Family
 from spec_targets.forward import Forward, Pass
 from spec_targets.quantised import check_kv_bits, group_size_for, pack_entry, refuse_unreadable
+from spec_targets.replayed import HeldAlone, HeldTogether
 from spec_targets.rollback import Rollback, replace_entry, rollback_for
 from spec_targets.snapshot import FrozenCache, Rung, freeze_entry, take_rung
 from spec_targets.taps import Trace, first_of
@@ -128,7 +129,7 @@ class MlxTarget:
                 for whose sums the other processes would have to wait.
         """
         self.kernels = kernels
-        self._compiled = CompiledForward(self._forward, kernels) if replay else None
+        self._compiled = CompiledForward(kernels) if replay else None
 
     @property
     def replayed_rows(self) -> frozenset[int]:
@@ -191,7 +192,9 @@ class MlxTarget:
         cache.torn = True
         for rollback in cache.rollbacks:
             rollback.open()
-        output = self._compiled(block, cache.entries, taps) if self._compiled else None
+        output = None
+        if self._compiled is not None:
+            output = self._compiled(block, HeldAlone(self._forward, cache.entries), taps)
         if output is None:
             done = self._forward(block, cache.entries, taps)
             output = TargetOutput(done.logits, done.taps)
@@ -324,7 +327,13 @@ class MlxTarget:
         if not batching.can_read_whole(cache):
             return None
         try:
-            return batching.verify_rows(self._forward_rows, blocks, cache, taps, whole=True)
+            output = None
+            if self._compiled is not None and not cache.is_open:
+                held = HeldTogether(self._forward, cache)
+                output = self._compiled(blocks, held, taps)
+            if output is None:
+                output = batching.verify_rows(self._forward_rows, blocks, cache, taps, whole=True)
+            return output
         except KernelError:
             self._reads_whole = False
             return None

@@ -1,10 +1,15 @@
 """Forwards of a block as one compiled graph, where the host's own work would set the pace.
 
 A GPU that verifies a few rows is done before Python has built the next graph. Here the graph of a
-block is traced once for a capacity of the cache, with the position as an input, and replayed from
-then on. Only for models whose state is plain keys and values, with kernels that read whole buffers;
-only after a replay has given the same bits as the model's own forward on the same block; and only
-if rounds with replays turn out faster than rounds without, which they are raced for.
+block is traced once for a number of sequences and a capacity of their caches, with the positions as
+an input, and replayed from then on. Only for models whose state is plain keys and values, with
+kernels that read whole buffers; only after a replay has given the same bits as the model's own
+forward on the same block; and only if rounds with replays turn out faster than rounds without,
+which they are raced for.
+
+What a block adds is not written inside the graph: MLX's slice update at a position that is an array
+starts a thread for each element of the whole buffer on CUDA (0.32). The rows come out, and are
+written behind, at a position that is a number.
 """
 
 import itertools
@@ -17,11 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
 
 from spec_core import TargetOutput
 from spec_kernels import Installed, KernelError
-from spec_targets.forward import Forward
+from spec_targets.replayed import Held, Model
 
 TRIED_AFTER = 8  # blocks of a kind: fewer would not repay the trace
 AGAIN_AFTER = 2  # the same where another width has won its race
@@ -29,6 +33,7 @@ RACED = 24  # blocks of a capacity that have a graph, by turns with and without 
 TURN = 4  # blocks: what one leaves on the device weighs on the next
 KEPT = 64  # kinds of blocks: nine widths at seven capacities
 ROOM = 1024  # buffers hold multiples of it: each capacity is a graph of its own
+ROOM_EACH = 256  # the same for several sequences, which share ROOM, but no less than this each
 Graph = Callable[..., list[mx.array]]
 
 
@@ -36,28 +41,27 @@ class Buffers:
     """Stands in for a cache entry while a forward is traced: whole buffers, and how full they are.
 
     Args:
-        keys: (1, HK, C, D), C the capacity.
-        values: (1, HK, C, D).
-        offset: int32 without axes, positions that are filled.
+        keys: (B, HK, C, D), C the capacity.
+        values: (B, HK, C, D).
+        offset: int32, positions that are filled: no axes for one sequence, (B,) for several.
     """
 
     def __init__(self, keys: mx.array, values: mx.array, offset: mx.array) -> None:
         self.keys, self.values, self.offset = keys, values, offset
+        self.fresh: tuple[mx.array, ...] = ()  # what the block adds: a kernel reads it from here
         self._n_keys = offset
         self.unread = False  # what was handed out still looks full to whoever does not ask
 
     @property
     def n_keys(self) -> mx.array:
-        """How full the buffers are; a kernel asks for it."""
+        """How many keys there are with the fresh ones; a kernel asks for it."""
         self.unread = False
         return self._n_keys
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write (1, HK, T, D) behind what is filled; the whole buffers."""
+        """Take in (B, HK, T, D); the whole buffers, without them."""
         self._n_keys, self.unread = self.offset + keys.shape[2], True
-        start = self.offset[None]
-        self.keys = mx.slice_update(self.keys, keys, start, [2])
-        self.values = mx.slice_update(self.values, values, start, [2])
+        self.fresh = (keys, values)
         return self.keys, self.values
 
     def make_mask(
@@ -122,76 +126,72 @@ class CompiledForward:
     """Replays the forwards of one model.
 
     Args:
-        forward: The watched model.
         kernels: What is installed in it.
     """
 
-    def __init__(self, forward: Forward, kernels: Installed) -> None:
-        self._forward, self._kernels = forward, kernels
+    def __init__(self, kernels: Installed) -> None:
+        self._kernels = kernels
         self._kinds: OrderedDict[tuple[Any, ...], _Kind] = OrderedDict()
         self._races: dict[tuple[Any, ...], _Race] = {}
-        self._never = False
+        self._never: set[bool] = set()  # for one sequence, for several
         self._begun: _Begun | None = None
 
-    def __call__(
-        self, block: mx.array, entries: Sequence[Any], taps: Sequence[int]
-    ) -> TargetOutput | None:
-        """Ids of shape (T,) through the model; None where its own forward must do it.
+    def __call__(self, block: mx.array, held: Held, taps: Sequence[int]) -> TargetOutput | None:
+        """Ids (T,) or (B, T) through the model; None where its own forward must do it.
 
-        The entries grow by T rows as with the model's own forward.
+        The caches grow by T rows as with the model's own forward.
         """
         begun, self._begun, now = self._begun, None, time.perf_counter()
-        if begun is not None and begun.entry() is entries[0]:
+        if begun is not None and begun.entry() is held.first:
             begun.times.append(now - begun.at)
-        rows, capacity = block.shape[0], self._fit(block.shape[0], entries)
+        rows, capacity = block.shape[-1], self._fit(block.shape[-1], held)
         if capacity is None:
             return None
-        shape = (capacity, tuple(taps), self._kernels.epoch)
+        shape = (capacity, tuple(taps), self._kernels.epoch, held.n_sequences)
         kind, race = self._kind((rows, *shape)), self._races.setdefault(shape, _Race())
         if kind.graph is None:
             kind.met += 1
-            full = entries[0].offset + rows == capacity  # says nothing about buffers with room
+            full = held.n_held + rows == capacity  # says nothing about buffers with room
             least = TRIED_AFTER if race.running else AGAIN_AFTER
             if kind.met < least or kind.refused or race.lost or full:
                 return None
-            return self._try(kind, block, entries, taps)
+            return self._try(kind, block, held, taps)
         running, replays = race.running, race.replays()
         if running:
             times = race.replay_s if replays else race.own_s
-            self._begun = _Begun(now, weakref.ref(entries[0]), times)
+            self._begun = _Begun(now, weakref.ref(held.first), times)
         if not replays:
             return None
-        arrays = kind.graph(kind.serial, block, *_inputs(entries))
+        arrays = kind.graph(kind.serial, block, *held.inputs())
         self._kernels.count(kind.calls)
-        return _take(arrays, len(taps), entries, rows)
+        return _take(arrays, len(taps), held, rows)
 
     @property
     def rows(self) -> frozenset[int]:
-        """Block lengths that have a graph in use."""
+        """Block lengths of one sequence that have a graph in use."""
         kinds = self._kinds.items()
         return frozenset(
-            key[0] for key, kind in kinds if kind.graph and not self._races[key[1:]].lost
+            key[0]
+            for key, kind in kinds
+            if kind.graph and key[-1] == 1 and not self._races[key[1:]].lost
         )
 
-    def _fit(self, rows: int, entries: Sequence[Any]) -> int | None:
-        """Give the entries buffers that a graph may be kept for, with room for the block.
+    def _fit(self, rows: int, held: Held) -> int | None:
+        """Give the caches buffers that a graph may be kept for, with room for the block.
 
         Returns:
-            Positions that they hold, or None if a graph cannot serve these entries.
+            Positions that they hold, or None if a graph cannot serve these caches.
         """
-        if self._never:
+        several = held.n_sequences > 1
+        if several in self._never:
             return None
-        least = self._kernels.least_keys(rows)
-        if least is None or any(type(e) is not KVCache or e.keys is None for e in entries):
+        least, have = held.least_keys(self._kernels, rows), held.capacities()
+        if least is None or have is None or held.n_held + rows < least:
             return None
-        filled = entries[0].offset + rows
-        if filled < least or any(entry.offset + rows != filled for entry in entries):
-            return None
-        lengths = {entry.keys.shape[2] for entry in entries}
-        capacity: int = -(-max(filled, *lengths) // ROOM) * ROOM
-        if lengths != {capacity}:
-            for entry in entries:
-                entry.keys, entry.values = _widened(entry.keys, entry.values, capacity)
+        room = max(ROOM // held.n_sequences, ROOM_EACH) if several else ROOM
+        capacity: int = -(-max(held.n_held + rows, *have) // room) * room
+        if have != {capacity}:
+            held.widen(capacity)
         return capacity
 
     def _kind(self, key: tuple[Any, ...]) -> _Kind:
@@ -202,23 +202,23 @@ class CompiledForward:
         return kind
 
     def _try(
-        self, kind: _Kind, block: mx.array, entries: Sequence[Any], taps: Sequence[int]
+        self, kind: _Kind, block: mx.array, held: Held, taps: Sequence[int]
     ) -> TargetOutput | None:
         """Trace, replay, and compare with the model's own forward, which is what counts here."""
-        graph = mx.compile(self._traced(kind, tuple(taps)))
+        graph = mx.compile(self._traced(kind, held.model, tuple(taps)))
         try:
-            arrays = graph(kind.serial, block, *_inputs(entries))
+            arrays = graph(kind.serial, block, *held.inputs())
         except Exception:  # code that asks the position for its value fails in any way
-            self._never = True
+            self._never.add(held.n_sequences > 1)
             return None
         try:
             mx.eval(arrays)  # sync: once for a kind of block
-        except RuntimeError:  # no memory for buffers beside those in use; a shorter text has it
+        except RuntimeError:  # no memory; a shorter text has it
             kind.refused = True
             return None
-        own = self._forward(block, list(entries), taps)
-        mx.eval(own.logits, own.taps)  # sync: likewise
-        wanted = [own.logits, *own.taps, *_buffers(entries)]
+        own = held.own(block, taps)
+        wanted = [own.logits, *own.taps, *held.newest(block.shape[-1])]
+        mx.eval(wanted)  # sync: likewise
         pairs = zip(arrays, wanted, strict=False)
         same = mx.stack([mx.array_equal(a, b, equal_nan=True) for a, b in pairs]).all()
         # sync: the last one of a trial
@@ -227,7 +227,7 @@ class CompiledForward:
             kind.graph = graph
         return TargetOutput(own.logits, own.taps)
 
-    def _traced(self, kind: _Kind, taps: tuple[int, ...]) -> Graph:
+    def _traced(self, kind: _Kind, model: Model, taps: tuple[int, ...]) -> Graph:
         # Runs again where MLX traces again, as for a call from another thread. MLX finds a trace by
         # the address of its function and by arguments that are no arrays: the serial number keeps
         # one that has outlived its function from serving the next at that address.
@@ -235,32 +235,15 @@ class CompiledForward:
             pairs = zip(buffers[::2], buffers[1::2], strict=True)
             entries = [Buffers(keys, values, offset) for keys, values in pairs]
             with self._kernels.tracing() as kind.calls:
-                done = self._forward(block, entries, taps)
+                done = model(block, entries, taps)
             if any(entry.unread for entry in entries):
                 raise KernelError("[compiled] Keys must be read by the kernel, got other code.")
-            return [done.logits, *done.taps, *_buffers(entries)]
+            return [done.logits, *done.taps, *(row for entry in entries for row in entry.fresh)]
 
         return run
 
 
-def _widened(keys: mx.array, values: mx.array, capacity: int) -> tuple[mx.array, mx.array]:
-    n_more = capacity - keys.shape[2]
-    room = [(0, 0), (0, 0), (0, n_more), (0, 0)]
-    return mx.pad(keys, room), mx.pad(values, room)
-
-
-def _buffers(entries: Sequence[Any]) -> list[mx.array]:
-    return [array for entry in entries for array in (entry.keys, entry.values)]
-
-
-def _inputs(entries: Sequence[Any]) -> list[mx.array]:
-    return [mx.array(entries[0].offset, mx.int32), *_buffers(entries)]
-
-
-def _take(arrays: list[mx.array], n_taps: int, entries: Sequence[Any], rows: int) -> TargetOutput:
-    """A replay's outcome; the entries take their buffers over."""
-    buffers = iter(arrays[1 + n_taps :])
-    for entry in entries:
-        entry.keys, entry.values = next(buffers), next(buffers)
-        entry.offset += rows
+def _take(arrays: list[mx.array], n_taps: int, held: Held, rows: int) -> TargetOutput:
+    """A replay's outcome; the caches take in what it adds."""
+    held.write(arrays[1 + n_taps :], rows)
     return TargetOutput(arrays[0], tuple(arrays[1 : 1 + n_taps]))

@@ -134,7 +134,7 @@ class RaggedCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write (B, heads, T, hd) behind each row's own end; returns what attention may see."""
-        self._write([keys, values])
+        self.write([keys, values])
         if self._ends is not None:
             self.unread = True
             return self.buffers[0], self.buffers[1]
@@ -194,11 +194,16 @@ class RaggedCache:
         """Bytes held."""
         return sum(a.nbytes for a in self.buffers)
 
+    def widen(self, capacity: int) -> None:
+        """Make room for so many positions."""
+        self.buffers = [_widened(a, capacity - a.shape[2]) for a in self.buffers]
+
     def _cut(self, row: int) -> list[mx.array]:
         end = self.used[row]
         return [mx.contiguous(a[row : row + 1, :, :end]) for a in self.buffers]
 
-    def _write(self, new: Sequence[mx.array]) -> None:
+    def write(self, new: Sequence[mx.array]) -> None:
+        """Put rows (B, heads, T, ..) for each buffer behind each row's own end."""
         start = self.used[0]
         together = min(self.used) == max(self.used)
         index = self._columns[:, None, :, None]
@@ -242,7 +247,7 @@ class RaggedPacked(RaggedCache):
         packed = [
             mx.quantize(a, group_size=self.group_size, bits=self.bits) for a in (keys, values)
         ]
-        self._write([*packed[0], *packed[1]])
+        self.write([*packed[0], *packed[1]])
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:

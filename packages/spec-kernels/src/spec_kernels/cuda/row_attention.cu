@@ -5,6 +5,7 @@
   // Warp (tile, quarter) scores 16 rows against 32 keys, then owns D/4 columns of the output.
   // A row's arithmetic depends on its own query, its last key and absolute positions only.
   // k and v may have room for more than the n_keys[b] they hold; a chunk behind those has mass 0.
+  // FRESH: the newest QL keys are not in k and v yet but in k_new and v_new (B, HK, QL, D).
   // Rows of a KV head are ordered (head in group, position): row = h * QL + i.
   // q (B, HQ, QL, D), k and v (B, HK, L, D): any strides, last axis dense. Out: o (B*HK, C, R, D)
   // unnormalised, o_top (running maximum, exp2 domain) and o_mass (B*HK, C, R).
@@ -24,16 +25,22 @@
   const int end = min(L, start + (start < SHIFT ? NEAR : FAR));
   const T* kp = k + b * k_strides[0] + hk * k_strides[1];
   const T* vp = v + b * v_strides[0] + hk * v_strides[1];
-  auto fetch = [&](T* to, const T* from, long long stride, int first) {
+  const T* kn = k_new + b * k_new_strides[0] + hk * k_new_strides[1];
+  const T* vn = v_new + b * v_new_strides[0] + hk * v_new_strides[1];
+  const int held = L - QL;
+  auto fetch = [&](T* to, const T* from, long long stride, const T* fresh, long long pace, int first) {
     for (int i = threadIdx.x; i < KEYS * D / 8; i += RT * 128) {
-      const int row = i / (D / 8), col = 8 * (i % (D / 8)), key = first + row;
-      copy_async(to + row * PITCH + col, from + min(key, end - 1) * stride + col, key < end);
+      const int row = i / (D / 8), col = 8 * (i % (D / 8)), key = min(first + row, end - 1);
+      const T* at = FRESH && key >= held ? fresh + (key - held) * pace : from + key * stride;
+      copy_async(to + row * PITCH + col, at + col, first + row < end);
     }
     commit_copies();
   };
+  auto fetch_keys = [&](int first) { fetch(ks, kp, k_strides[2], kn, k_new_strides[2], first); };
+  auto fetch_values = [&](int first) { fetch(vs, vp, v_strides[2], vn, v_new_strides[2], first); };
   if (start < end) {
-    fetch(ks, kp, k_strides[2], start);
-    fetch(vs, vp, v_strides[2], start);
+    fetch_keys(start);
+    fetch_values(start);
   }
 
   unsigned qf[DT][4];
@@ -92,7 +99,7 @@
     }
     __syncthreads();                                     // every warp is done with K
     const bool more = first + KEYS < end;
-    if (more) fetch(ks, kp, k_strides[2], first + KEYS);
+    if (more) fetch_keys(first + KEYS);
     float factor[2], sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -141,7 +148,7 @@
       }
     }
     __syncthreads();                                     // every warp is done with V
-    if (more) fetch(vs, vp, v_strides[2], first + KEYS);
+    if (more) fetch_values(first + KEYS);
   }
 
   const long long base = ((long long)(b * HK + hk) * chunks + chunk) * R;

@@ -1,0 +1,235 @@
+"""What a compiled forward reads and writes of caches: one sequence, or several side by side.
+
+Keys and values lie in buffers with room for more. A graph reads whole buffers and is told how full
+they are; what it adds comes out of it as rows, which are written behind afterwards, each kind of
+cache in its own way. Knows nothing about graphs.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+from spec_core import TargetOutput
+from spec_kernels import Installed
+from spec_targets.batching import BatchCache, can_read_whole, verify_rows
+from spec_targets.forward import Forward
+from spec_targets.ragged import Places
+
+Model = Callable[[mx.array, list[Any], Sequence[int]], TargetOutput]
+
+
+class Held(Protocol):
+    """Caches of one block."""
+
+    @property
+    def n_sequences(self) -> int:
+        """B."""
+        ...
+
+    @property
+    def first(self) -> Any:
+        """The first cache entry: these caches are the same as before as long as it is."""
+        ...
+
+    @property
+    def n_held(self) -> int:
+        """Positions of the longest sequence."""
+        ...
+
+    def least_keys(self, kernels: Installed, n_new: int) -> int | None:
+        """From how many keys the kernels read such buffers whole, or None."""
+        ...
+
+    def capacities(self) -> set[int] | None:
+        """Positions that the buffers have room for; None for caches that no graph can read."""
+        ...
+
+    def widen(self, capacity: int) -> None:
+        """Give every buffer room for `capacity` positions."""
+        ...
+
+    def inputs(self) -> list[mx.array]:
+        """Where the new positions begin, int32, then keys and values of each layer."""
+        ...
+
+    @property
+    def model(self) -> Model:
+        """The model, to be run on stand-ins for the entries; does not keep these caches alive."""
+        ...
+
+    def own(self, block: mx.array, taps: Sequence[int]) -> TargetOutput:
+        """The model's own forward: the caches grow."""
+        ...
+
+    def newest(self, n_new: int) -> list[mx.array]:
+        """Keys and values, (B, HK, T, D) each, that the own forward has just written."""
+        ...
+
+    def write(self, rows: Sequence[mx.array], n_new: int) -> None:
+        """Grow by keys and values (B, HK, T, D) of each layer."""
+        ...
+
+
+class HeldAlone:
+    """The caches of one sequence, block ids of shape (T,).
+
+    Args:
+        forward: The watched model.
+        entries: Its cache entries.
+    """
+
+    n_sequences = 1
+
+    def __init__(self, forward: Forward, entries: Sequence[Any]) -> None:
+        self._forward, self._entries = forward, list(entries)
+
+    @property
+    def first(self) -> Any:
+        """See `Held`."""
+        return self._entries[0]
+
+    @property
+    def n_held(self) -> int:
+        """See `Held`."""
+        return self._entries[0].offset
+
+    def least_keys(self, kernels: Installed, n_new: int) -> int | None:
+        """See `Held`."""
+        return kernels.least_keys(n_new)
+
+    def capacities(self) -> set[int] | None:
+        """See `Held`."""
+        entries = self._entries
+        if any(type(e) is not KVCache or e.keys is None for e in entries):
+            return None
+        if any(entry.offset != entries[0].offset for entry in entries):
+            return None
+        return {entry.keys.shape[2] for entry in entries}
+
+    def widen(self, capacity: int) -> None:
+        """See `Held`."""
+        for entry in self._entries:
+            room = [(0, 0), (0, 0), (0, capacity - entry.keys.shape[2]), (0, 0)]
+            entry.keys, entry.values = mx.pad(entry.keys, room), mx.pad(entry.values, room)
+
+    def inputs(self) -> list[mx.array]:
+        """See `Held`; the beginning has no axes."""
+        buffers = [array for entry in self._entries for array in (entry.keys, entry.values)]
+        return [mx.array(self.n_held, mx.int32), *buffers]
+
+    @property
+    def model(self) -> Model:
+        """See `Held`."""
+        return functools.partial(_alone, self._forward)
+
+    def own(self, block: mx.array, taps: Sequence[int]) -> TargetOutput:
+        """See `Held`."""
+        return self.model(block, self._entries, taps)
+
+    def newest(self, n_new: int) -> list[mx.array]:
+        """See `Held`."""
+        end = self.n_held
+        buffers = [array for entry in self._entries for array in (entry.keys, entry.values)]
+        return [array[..., end - n_new : end, :] for array in buffers]
+
+    def write(self, rows: Sequence[mx.array], n_new: int) -> None:
+        """See `Held`."""
+        at = iter(rows)
+        for entry in self._entries:
+            begin, end = entry.offset, entry.offset + n_new
+            entry.keys[..., begin:end, :] = next(at)
+            entry.values[..., begin:end, :] = next(at)
+            entry.offset = end
+
+
+class HeldTogether:
+    """The caches of several sequences, block ids of shape (B, T).
+
+    Args:
+        forward: The watched model.
+        cache: A closed batch cache.
+    """
+
+    def __init__(self, forward: Forward, cache: BatchCache) -> None:
+        self._forward, self._cache = forward, cache
+
+    @property
+    def n_sequences(self) -> int:
+        """See `Held`."""
+        return len(self._cache.offsets)
+
+    @property
+    def first(self) -> Any:
+        """See `Held`."""
+        return self._cache.entries[0]
+
+    @property
+    def n_held(self) -> int:
+        """See `Held`."""
+        return max(self._cache.offsets)
+
+    def least_keys(self, kernels: Installed, n_new: int) -> int | None:
+        """See `Held`."""
+        return 1 if kernels.reads_ragged(n_new) else None
+
+    def capacities(self) -> set[int] | None:
+        """See `Held`."""
+        entries: list[Any] = self._cache.entries
+        if not can_read_whole(self._cache):
+            return None
+        if any(entry.used != self._cache.offsets for entry in entries):
+            return None
+        return {entry.capacity for entry in entries}
+
+    def widen(self, capacity: int) -> None:
+        """See `Held`."""
+        entries: list[Any] = self._cache.entries
+        for entry in entries:
+            entry.widen(capacity)
+
+    def inputs(self) -> list[mx.array]:
+        """See `Held`; the beginnings are (B,)."""
+        entries: list[Any] = self._cache.entries
+        begin = mx.array(self._cache.offsets, mx.int32)
+        return [begin, *(array for entry in entries for array in entry.buffers)]
+
+    @property
+    def model(self) -> Model:
+        """See `Held`."""
+        return functools.partial(_together, self._forward)
+
+    def own(self, block: mx.array, taps: Sequence[int]) -> TargetOutput:
+        """See `Held`; leaves the blocks open."""
+        return verify_rows(self._forward.rows, block, self._cache, taps, whole=True)
+
+    def newest(self, n_new: int) -> list[mx.array]:
+        """See `Held`."""
+        entries: list[Any] = self._cache.entries
+        index = Places(n_new, self._cache.offsets).columns(self._cache.offsets)[:, None, :, None]
+        buffers = [array for entry in entries for array in entry.buffers]
+        return [mx.take_along_axis(array, index, axis=2) for array in buffers]
+
+    def write(self, rows: Sequence[mx.array], n_new: int) -> None:
+        """See `Held`; leaves the blocks open."""
+        entries: list[Any] = self._cache.entries
+        places, at = Places(n_new, self._cache.offsets, whole=True), iter(rows)
+        for entry in entries:
+            entry.prepare(places)
+            entry.write([next(at), next(at)])
+        self._cache.n_open = n_new
+
+
+def _alone(
+    forward: Forward, block: mx.array, entries: list[Any], taps: Sequence[int]
+) -> TargetOutput:
+    done = forward(block, entries, taps)
+    return TargetOutput(done.logits, done.taps)
+
+
+def _together(
+    forward: Forward, block: mx.array, entries: list[Any], taps: Sequence[int]
+) -> TargetOutput:
+    return TargetOutput(*forward.rows(block, entries, taps))
