@@ -60,6 +60,24 @@ def test_a_slow_machine_is_asked_for_little():
     assert curve(33) > curve(2)  # the slope goes on
 
 
+def test_what_is_compiled_first_is_no_cost():
+    """A first pass of three seconds, and one of two a little later, as for a graph's trial."""
+    clock = Clock()
+    target = Scripted(clock)
+    verify_rows, met = target.verify_rows, []
+
+    def slow_at_first(block, cache):
+        met.append(block.shape[1])
+        clock.now += {1: 3.0, 3: 2.0}.get(met.count(block.shape[1]), 0.0)
+        return verify_rows(block, cache)
+
+    target.verify_rows = slow_at_first
+    curve = measure_rows(target, 4, 9, clock=clock)
+    assert curve.at == (1, 2, 4, 8, 9)
+    for width, seconds in zip(curve.at, curve.seconds, strict=True):
+        assert abs(seconds - (1e-3 + 4e-4 * width)) < 1e-9
+
+
 def test_sizes_are_measured_once_and_only_when_asked_for(tmp_path):
     clock = Clock()
     target = Scripted(clock)

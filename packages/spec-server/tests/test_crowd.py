@@ -4,11 +4,14 @@ import random
 
 import pytest
 
-from spec_calibrate import Curve
+from spec_calibrate import CapController, Curve, Curves
 from spec_core import FixedCap, Pair, Round, Sampling, generate
 from spec_core.batch import Batch
+from spec_core.testing import ToyTarget
 from spec_drafters import LookupDrafter
 from spec_server.crowd import CrowdCap
+from spec_server.engine import _crowd_of
+from spec_server.jobs import Served
 from spec_targets import load_target
 
 MOST = 8
@@ -193,3 +196,41 @@ def test_a_parked_crowd_decodes_plainly_with_the_same_ids(folder):
         assert got[i] == [t for r in rounds for t in r.tokens]
     assert drafted[0] == drafted[1] == 0 and drafted[2] > 0  # its draws depend on its drafts
     assert crowd.seen and all(w in (2, 3) and not cap and s > 0 for w, cap, s in crowd.seen)
+
+
+def test_drafters_that_take_their_turns_are_counted_and_a_faster_plain_step_is_noticed():
+    """A verify that costs next to nothing, eight drafters, plain steps that become faster."""
+
+    def verify_s(width, block):
+        return 0.0075 + 0.00003 * width * block
+
+    machine = Machine(lambda w, b: verify_s(w, b) + 0.006 * w, plain, accept=0.4, seed=1)
+    for told, most in ((0.0, 60), (0.006, 10)):
+        crowd = CrowdCap(32, curves(verify_s), lambda cap, s=told: s)
+        machine.caps.clear()
+        machine.plain_s = lambda width: 0.0094 if len(machine.caps) < 40 else 0.0053
+        for _ in range(400):
+            machine.round(crowd, 8)
+        assert crowd.parked(8) and sum(cap > 0 for cap in machine.caps) <= most
+
+
+def test_a_new_width_begins_with_what_its_neighbour_has_learnt():
+    crowd, drafted = CrowdCap(MOST, curves(free, off=0.1)), {}
+    for width in (8, 7):
+        machine = Machine(free, plain, accept=0.0, seed=3)
+        machine.verify_s = lambda w, b: 10 * free(w, b)
+        for _ in range(100):
+            machine.round(crowd, width)
+        drafted[width] = sum(cap > 0 for cap in machine.caps)
+    assert drafted[7] < drafted[8]
+
+
+def test_the_engine_counts_what_the_drafter_was_measured_to_take():
+    drafter = LookupDrafter()
+    draft = {"slow": Curve((1, 4), (0.002, 0.008))}
+    level = Curve((1,), (0.01,))
+    costs = Curves(((1, Curve((1, 8), (0.01, 0.02))),), level, draft=draft, max_draft=8)
+    pair = Pair(ToyTarget(61), drafter)
+    for make, want in ((lambda wish: CapController(costs), 0.006), (lambda wish: FixedCap(3), 0.0)):
+        served = Served(pair, "m", "lookup", make, row_costs=lambda n: None)
+        assert _crowd_of(served)._draft_s(3) == pytest.approx(want)

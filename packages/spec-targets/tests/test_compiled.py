@@ -357,3 +357,21 @@ def test_a_race_keeps_no_cache_alive(serve, monkeypatch):
     entry = weakref.ref(cache.entries[0])
     del cache
     assert entry() is None
+
+
+def test_a_race_that_was_lost_is_run_again_much_later():
+    race = compiled._Race()
+    for _ in range(compiled.RACED):
+        race.replays()
+    race.own_s, race.replay_s = [1.0] * 12, [1.1] * 12
+    assert not race.replays() and race.lost
+    n_own = 1
+    while not race.replays():
+        n_own += 1
+    assert n_own == compiled.LATER and not race.lost and race.n == 1
+
+
+def test_what_disturbs_some_rounds_decides_no_race():
+    race = compiled._Race(n=compiled.RACED)
+    race.own_s, race.replay_s = [1.0] * 12, [0.9] * 5 + [30.0] * 7
+    assert race.replays()

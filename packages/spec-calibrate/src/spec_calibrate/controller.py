@@ -116,6 +116,11 @@ class CapController:
     # -- the contract ----------------------------------------------------------------------------
 
     @property
+    def curves(self) -> Curves:
+        """The costs it began with."""
+        return self._curves
+
+    @property
     def most(self) -> int:
         """The largest cap it may ask for."""
         return self._max_draft

@@ -1,8 +1,9 @@
 """How much to draft while several requests are decoded together, per batch width.
 
 A wide verify of many rows costs more than one-row curves say, and the drafters take their turns. So
-each width has its own costs: curves measured for it where there are any, corrected by the wall time
-of every round that really ran. With the share of drafts accepted at each position, pooled over all
+each width has its own costs: curves measured for it where there are any and a drafter's time for
+each row, corrected by the wall time of every round that really ran; a new width begins with the
+correction of the nearest one. With the share of drafts accepted at each position, pooled over all
 rows, that gives tokens per second for each cap; plain decoding, pipelined, has its own measured
 rate. The best is used. What might turn out better is tried, from an allowance that is a small share
 of the time spent, so drafting that never pays costs about that share. Knows nothing about models.
@@ -18,13 +19,16 @@ from spec_core import Round
 Costs = Callable[[int], Curve | None]
 """Seconds of a verify by block width, for a number of rows; None where unknown."""
 
+DraftCosts = Callable[[int], float]
+"""Seconds that one row's drafter takes, by cap."""
+
 _PLAIN_FIRST = 3  # plain rounds of a width before anything is tried
 _MARGIN = 1.02  # drafting must promise this much over plain decoding
 _PROMISE = 1.03  # a trial must promise this much over the best
 _ALLOWANCE = 0.01  # share of the time that trials may cost
 _SAVED_ROUNDS = 4.0  # the allowance is saved up to the price of so many plain rounds
 _SAVED_AT_FIRST = 2.0
-_PLAIN_AFTER, _PLAIN_AFTER_MOST = 48, 768  # drafted rounds before plain ones are measured again
+_PLAIN_AFTER, _PLAIN_AFTER_MOST = 12, 768  # drafted rounds before plain ones are measured again
 _PLAIN_TRIAL = 3
 _PACE, _MOST = 0.15, 12.0  # averages follow at this pace, and count for so many rounds
 _FADE = 0.5 ** (1 / 400)  # of what is known about acceptance, per row and round
@@ -87,6 +91,7 @@ class _Width:
     """What is known about one number of rows."""
 
     curve: Curve | None
+    draft_s: DraftCosts  # of all rows, by cap
     plain: _Ratio = field(default_factory=_Ratio)  # logarithm of seconds per token and row
     drift: _Ratio = field(default_factory=_Ratio)  # seen over predicted, whatever the block
     blocks: dict[int, _Ratio] = field(default_factory=dict)  # the same by widest block asked for
@@ -105,7 +110,7 @@ class _Width:
 
     def block_s(self, width: int, hope: float = 0.0) -> float:
         """Seconds of a round that asks for blocks of `width` positions; some come out shorter."""
-        base = self.curve(width) if self.curve is not None else self.plain_s()
+        base = self._base_s(width)
         mean = self.drift.mean if self.curve is not None else self._without_curve(width)
         own, seen = self.blocks.get(width), 0.0
         if own is not None:
@@ -115,10 +120,15 @@ class _Width:
 
     def learn_block(self, width: int, seconds: float) -> None:
         """A drafted round ran."""
-        base = self.curve(width) if self.curve is not None else self.plain_s()
-        ratio = math.log(seconds / base)
+        ratio = math.log(seconds / self._base_s(width))
         self.blocks.setdefault(width, _Ratio()).add(ratio)
         self.drift.add(ratio)
+
+    def _base_s(self, width: int) -> float:
+        """What a round was expected to take."""
+        if self.curve is None:
+            return self.plain_s()
+        return self.curve(width) + self.draft_s(width - 1)
 
     def _without_curve(self, width: int) -> float:
         """What blocks cost against a plain step, from the nearest one seen: each position alike."""
@@ -135,11 +145,15 @@ class CrowdCap:
     Args:
         most: Largest cap.
         costs: Measured costs by batch width; rounds alone teach without.
+        draft_s: What one row's drafter takes; as if it took nothing, without.
     """
 
-    def __init__(self, most: int = 8, costs: Costs | None = None) -> None:
+    def __init__(
+        self, most: int = 8, costs: Costs | None = None, draft_s: DraftCosts | None = None
+    ) -> None:
         self._most = most
         self._costs = costs
+        self._draft_s = draft_s or (lambda cap: 0.0)
         self._widths: dict[int, _Width] = {}
         self._accepted = _Accepted()
 
@@ -194,7 +208,12 @@ class CrowdCap:
         known = self._widths.get(width)
         if known is None:
             curve = self._costs(width) if self._costs is not None and self._most else None
-            known = self._widths[width] = _Width(curve)
+            near = min(self._widths, key=lambda other: abs(other - width), default=None)
+            known = _Width(curve, lambda cap: width * self._draft_s(cap))
+            if near is not None and curve is not None and self._widths[near].drift.weight:
+                known.drift.add(0.0)  # begins with what the nearest width has learnt
+                known.drift.mean = self._widths[near].drift.mean
+            self._widths[width] = known
         return known
 
     def _decide(self, known: _Width) -> int:
@@ -229,5 +248,6 @@ class CrowdCap:
         if known.since_plain < known.plain_after * max(1.0, (speedup - 1.0) / 0.25):
             return False
         known.plain_trial = _PLAIN_TRIAL
+        known.plain.weight = min(known.plain.weight, 1.0)  # old by now
         known.plain_after = min(2 * known.plain_after, _PLAIN_AFTER_MOST)
         return True

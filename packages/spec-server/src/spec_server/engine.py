@@ -15,7 +15,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from spec_calibrate import RowCurves
+from spec_calibrate import CapController, RowCurves
 from spec_core import NumericsError, Round, SpecError
 from spec_core.batch import Batch
 from spec_core.lending import Lender
@@ -356,7 +356,12 @@ def _crowd_of(served: Served) -> CrowdCap:
     most = served.pair.max_draft
     if most == 0:
         return CrowdCap(0)
-    return CrowdCap(most, served.row_costs or RowCurves(served.pair.target, most + 1))
+    costs = served.row_costs or RowCurves(served.pair.target, most + 1)
+    cap = served.make_cap(None)
+    if not isinstance(cap, CapController):
+        return CrowdCap(most, costs)
+    curves = cap.curves
+    return CrowdCap(most, costs, lambda n: curves.draft_s(n, curves.source))
 
 
 def _kv_per_token(served: Served) -> float:

@@ -13,7 +13,6 @@ written behind, at a position that is a number.
 """
 
 import itertools
-import statistics
 import time
 import weakref
 from collections import Counter, OrderedDict
@@ -31,6 +30,7 @@ TRIED_AFTER = 8  # blocks of a kind: fewer would not repay the trace
 AGAIN_AFTER = 2  # the same where another width has won its race
 RACED = 24  # blocks of a capacity that have a graph, by turns with and without it
 TURN = 4  # blocks: what one leaves on the device weighs on the next
+LATER = 512  # blocks after which a race that was lost is run again: something may have disturbed it
 KEPT = 64  # kinds of blocks: nine widths at seven capacities
 ROOM = 1024  # buffers hold multiples of it: each capacity is a graph of its own
 ROOM_EACH = 256  # the same for several sequences, which share ROOM, but no less than this each
@@ -100,11 +100,13 @@ class _Race:
 
     def replays(self) -> bool:
         """Whether a graph serves the block at hand; the first call after the race judges it."""
-        if self.running:
-            self.n += 1
+        if self.lost and self.n >= RACED + LATER:
+            self.n, self.lost = 0, False
+        self.n += 1
+        if self.n <= RACED:
             return (self.n - 1) // TURN % 2 == 0
         if self.own_s and self.replay_s:
-            self.lost = statistics.median(self.replay_s) >= statistics.median(self.own_s)
+            self.lost = _undisturbed(self.replay_s) >= _undisturbed(self.own_s)
             self.own_s.clear()
             self.replay_s.clear()
         return not self.lost
@@ -241,6 +243,11 @@ class CompiledForward:
             return [done.logits, *done.taps, *(row for entry in entries for row in entry.fresh)]
 
         return run
+
+
+def _undisturbed(seconds: Sequence[float]) -> float:
+    """The lower quartile: what disturbs a block makes it longer."""
+    return sorted(seconds)[len(seconds) // 4]
 
 
 def _take(arrays: list[mx.array], n_taps: int, held: Held, rows: int) -> TargetOutput:
