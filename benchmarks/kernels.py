@@ -200,13 +200,15 @@ class Lane:
         self.cache.offset -= n
 
 
-def forward_curves(lanes: dict[str, Lane], repeats: int) -> dict[str, dict[int, float]]:
+def forward_curves(
+    lanes: dict[str, Lane], widths: Sequence[int], repeats: int
+) -> dict[str, dict[int, float]]:
     """Milliseconds of one forward and its argmax, until it is on the host, by lane and width.
 
     The lanes take turns at every repetition, so that both meet the same disturbances.
     """
     curves: dict[str, dict[int, float]] = {name: {} for name in lanes}
-    for width in WIDTHS:
+    for width in widths:
         seconds: dict[str, list[float]] = {name: [] for name in lanes}
         for turn in range(WARM_UP + repeats):
             for name, lane in lanes.items():
@@ -279,6 +281,7 @@ def exact_rounds(lane: Lane, tokens: int) -> dict[str, int]:
 def time_forwards(
     bits: int,
     contexts: Sequence[int],
+    widths: Sequence[int],
     repeats: int,
     mode: str,
     lock: Path | None,
@@ -292,7 +295,7 @@ def time_forwards(
         cache = verdicts or Path(folder) / "verdicts.json"
         first = Lane(twin, contexts[0])
         with install(twin.model, exact=True, attention_shape=heads):
-            for width in WIDTHS:
+            for width in widths:
                 first.forward(width)  # all is compiled before the lock
         with (
             alone(lock),
@@ -309,7 +312,7 @@ def time_forwards(
             for context in contexts:
                 lanes = {"stock": Lane(stock, context), "ours": Lane(twin, context)}
                 row: dict[str, Any] = {"bits": bits, "context": context, "mode": mode}
-                row["forward_ms"] = forward_curves(lanes, repeats)
+                row["forward_ms"] = forward_curves(lanes, widths, repeats)
                 row["growing_ms"] = growing_ms(lanes)
                 row["decode_ms"] = decode_ms(lanes)
                 if mode == "exact":
@@ -347,6 +350,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Kernels against stock MLX on this machine.")
     parser.add_argument("--bits", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 8192])
+    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="of whole forwards")
     parser.add_argument("--only", choices=("matmul", "attention", "forward"), nargs="+")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--steps", type=int, default=48)
@@ -372,7 +376,13 @@ def main() -> None:
             row
             for b in chosen.bits
             for row in time_forwards(
-                b, chosen.contexts, chosen.repeats, chosen.mode, chosen.lock, chosen.verdicts
+                b,
+                chosen.contexts,
+                chosen.widths,
+                chosen.repeats,
+                chosen.mode,
+                chosen.lock,
+                chosen.verdicts,
             )
         ]
     chosen.out.mkdir(parents=True, exist_ok=True)
