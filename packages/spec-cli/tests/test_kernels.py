@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -106,3 +107,23 @@ def test_room_is_made_for_graphs_of_every_block_width(monkeypatch):
     monkeypatch.setenv("MLX_CUDA_GRAPH_CACHE_SIZE", "123")
     env.prepare_mlx()
     assert env.os.environ["MLX_CUDA_GRAPH_CACHE_SIZE"] == "123"
+
+
+def test_compiled_kernels_outlive_a_restart_and_lie_by_mlx_version(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", "")
+    monkeypatch.delenv("MLX_PTX_CACHE_DIR")
+    env.prepare_mlx()
+    folder = tmp_path / "cuda" / version("mlx")
+    assert env.os.environ["MLX_PTX_CACHE_DIR"] == str(folder) == str(env.cuda_modules())
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path / "other"))
+    env.prepare_mlx()
+    assert env.cuda_modules() == tmp_path / "other"
+
+
+def test_the_kernels_keep_their_modules_where_mlx_looks(spec, tiny_folder, monkeypatch, tmp_path):
+    kept = []
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("spec_kernels.keep_modules_in", kept.append)
+    assert spec("generate", "--raw", "a b", "--model", tiny_folder, "--max-tokens", 2)[0] == 0
+    assert kept == [tmp_path]

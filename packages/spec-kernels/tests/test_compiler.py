@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from spec_kernels import _compiler
+from spec_kernels import _compiler, keep_modules_in
 from spec_kernels._compiler import CompilerError, Module, compiled, leave
 from spec_kernels.attention import _CudaAttend
 from spec_kernels.matmul import RowMatmul
@@ -116,12 +116,10 @@ def test_a_machine_without_the_compiler_leaves_the_work_to_mlx(tmp_path, monkeyp
 
 
 def test_the_folder_is_the_one_mlx_reads(monkeypatch, tmp_path):
-    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path))
-    assert _compiler.cache_folder() == tmp_path
-    monkeypatch.setenv("MLX_PTX_CACHE_DIR", "")
-    assert not leave(ADD, "sm_90")
-    monkeypatch.delenv("MLX_PTX_CACHE_DIR")
+    monkeypatch.setattr(_compiler, "_kept_in", [])
     assert _compiler.cache_folder().parts[-3:] == ("mlx", mx.__version__, "ptx")
+    keep_modules_in(tmp_path)
+    assert _compiler.cache_folder() == tmp_path
 
 
 def test_a_module_is_named_after_the_text_that_mlx_makes_of_the_stub():

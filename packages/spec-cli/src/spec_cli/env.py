@@ -1,18 +1,33 @@
 """The only place that reads environment variables."""
 
 import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import platformdirs
 
 
 def prepare_mlx() -> None:
-    """Room for the graphs of blocks of every width, before MLX reads its settings.
+    """What MLX's CUDA backend must know before it starts.
 
-    MLX's CUDA backend keeps one graph per topology and gives up ("Cache thrashing") once twice its
-    capacity of them had to be made; speculation makes one set for every block width.
+    Room for the graphs of blocks of every width: it keeps one graph per topology and gives up
+    ("Cache thrashing") once twice its capacity of them had to be made. And a folder for compiled
+    kernels that outlives the next start of the machine, as the temporary folder does not.
     """
     os.environ.setdefault("MLX_CUDA_GRAPH_CACHE_SIZE", "2000")
+    os.environ.setdefault("MLX_PTX_CACHE_DIR", str(cuda_modules()))
+
+
+def cuda_modules() -> Path:
+    """MLX_PTX_CACHE_DIR, where MLX keeps and finds compiled CUDA kernels, else a folder of ours."""
+    chosen = os.environ.get("MLX_PTX_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    try:
+        of_mlx = version("mlx")  # MLX's own kernels lie there under names without a version
+    except PackageNotFoundError:
+        of_mlx = "unknown"
+    return cache_dir() / "cuda" / of_mlx
 
 
 def debug() -> bool:

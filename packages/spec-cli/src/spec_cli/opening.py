@@ -117,8 +117,10 @@ def open_target(
     """
     import mlx.core as mx
 
+    from spec_kernels import keep_modules_in
     from spec_targets import load_target
 
+    keep_modules_in(env.cuda_modules())
     group = mx.distributed.init()
     if group.size() > 1 and not split:
         raise SpecError(

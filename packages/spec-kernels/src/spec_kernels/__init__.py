@@ -7,6 +7,7 @@ that reports its choice. `install` puts those that pay into one model.
 from spec_kernels._build import ExactError as ExactError
 from spec_kernels._build import KernelError as KernelError
 from spec_kernels._build import backend as backend
+from spec_kernels._compiler import keep_modules_in as keep_modules_in
 from spec_kernels.attention import row_attention as row_attention
 from spec_kernels.attention import row_attention_cuda as row_attention_cuda
 from spec_kernels.attention import row_attention_metal as row_attention_metal

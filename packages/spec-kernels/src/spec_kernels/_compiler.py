@@ -60,6 +60,7 @@ __global__ void %s(
 } // namespace mlx::core::cu
 """
 _SEED = 0xC70F6907  # of libstdc++'s std::hash
+_kept_in: list[Path] = []  # see keep_modules_in
 
 
 class CompilerError(RuntimeError):
@@ -151,17 +152,19 @@ def leave(module: Module, architecture: str, folder: Path | None = None) -> bool
     return True
 
 
-def cache_folder() -> Path:
-    """Where MLX looks for compiled modules: `MLX_PTX_CACHE_DIR`, else in the temporary folder.
+def keep_modules_in(folder: Path) -> None:
+    """Name the folder in which MLX looks for modules.
 
-    Raises:
-        CompilerError: The variable is empty, with which MLX keeps nothing.
+    Where `MLX_PTX_CACHE_DIR` was set before MLX started, it is that; MLX's own choice, in the
+    temporary folder, need not be named.
     """
-    wished = os.environ.get("MLX_PTX_CACHE_DIR")
-    if wished == "":
-        raise CompilerError("MLX_PTX_CACHE_DIR is empty.")
-    if wished is not None:
-        return Path(wished)
+    _kept_in[:] = [folder]
+
+
+def cache_folder() -> Path:
+    """Where MLX looks for compiled modules."""
+    if _kept_in:
+        return _kept_in[0]
     return Path(tempfile.gettempdir()) / "mlx" / mx.__version__ / "ptx"
 
 
@@ -219,8 +222,7 @@ def _library() -> ctypes.CDLL:
 @functools.cache
 def _headers() -> Path:
     """The folder of CUDA's headers."""
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    for folder in [*_wheels(), *(Path(home) for home in homes if home)]:
+    for folder in [*_wheels(), Path("/usr/local/cuda")]:
         if (folder / "include" / "cuda_bf16.h").exists():
             return folder / "include"
     raise CompilerError("CUDA's headers were not found.")

@@ -58,6 +58,9 @@ def doctor(probe: bool, as_json: bool) -> None:
 def _probe(examined: dict[str, Any], as_json: bool) -> None:
     """Everything that can be tried, as one page or object; exit 1 when something fails."""
     from spec_cli.probe import page, report_of
+    from spec_kernels import keep_modules_in
+
+    keep_modules_in(env.cuda_modules())
 
     with render.progress("probing", unit="probes") as step:
         report = report_of(examined, lambda done: step(done, None))
