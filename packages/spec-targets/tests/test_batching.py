@@ -223,27 +223,27 @@ def test_a_forward_that_fails_is_repeated_row_by_row(make_target, monkeypatch):
 def test_the_rounding_of_16_bits_is_no_mixing_of_rows(make_target, monkeypatch, dtype, refused):
     """On a GPU a forward of another shape runs other kernels."""
     target = make_target("llama", dtype=dtype)
-    own = target._forward_rows
+    own = target._forward.rows
 
     def rounded(blocks, entries, taps):
         logits, tapped = own(blocks, entries, taps)
         noise = mx.random.normal(logits.shape, key=mx.random.key(0)) * mx.std(logits)
         return (logits + 0.06 * noise).astype(dtype), tapped
 
-    monkeypatch.setattr(target, "_forward_rows", rounded)
+    monkeypatch.setattr(target._forward, "rows", rounded)
     assert (target.batch_refusal is not None) == refused
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_a_model_that_mixes_rows_is_refused(make_target, monkeypatch, dtype):
     target = make_target("llama", dtype=dtype)
-    own = target._forward_rows
+    own = target._forward.rows
 
     def mixing(blocks, entries, taps):
         logits, tapped = own(blocks, entries, taps)
         return logits + logits.mean(axis=0, keepdims=True), tapped
 
-    monkeypatch.setattr(target, "_forward_rows", mixing)
+    monkeypatch.setattr(target._forward, "rows", mixing)
     assert "depends on the sequences beside it" in target.batch_refusal
     assert Batch(target).refusal == target.batch_refusal
 

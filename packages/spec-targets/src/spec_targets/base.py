@@ -291,7 +291,7 @@ class MlxTarget:
         """Forward blocks (B, T) and leave them open: logits (B, T, V), taps (B, T, H)."""
         output = self._whole_rows(blocks, cache, taps)
         if output is None:
-            output = batching.verify_rows(self._forward_rows, blocks, cache, taps)
+            output = batching.verify_rows(self._forward.rows, blocks, cache, taps)
         self._began = time.perf_counter()
         return output
 
@@ -332,17 +332,11 @@ class MlxTarget:
                 held = HeldTogether(self._forward, cache)
                 output = self._compiled(blocks, held, taps)
             if output is None:
-                output = batching.verify_rows(self._forward_rows, blocks, cache, taps, whole=True)
+                output = batching.verify_rows(self._forward.rows, blocks, cache, taps, whole=True)
             return output
         except KernelError:
             self._reads_whole = False
             return None
-
-    def _forward_rows(
-        self, blocks: mx.array, entries: list[Any], taps: Sequence[int]
-    ) -> tuple[mx.array, tuple[mx.array, ...]]:
-        """Ids (B, T) to logits (B, T, V) and taps (B, T, H) each."""
-        return self._forward.rows(blocks, entries, taps)
 
     def _probe(self, ids: mx.array, own: mx.array, entries: list[Any]) -> str | None:
         """Compare the watched model with what it said on a tiny input before it was watched.
