@@ -219,7 +219,7 @@ def test_what_one_width_has_shown_holds_for_the_others(serve, monkeypatch, repla
     monkeypatch.setattr(compiled, "ROOM", 128)
     target = serve("llama")
     rounds(target, 3)
-    race = target._compiled._races[next(iter(target._compiled._kinds))[1:]]
+    (race,) = target._compiled._races.values()
     race.n, race.own_s, race.replay_s = 8, [1.0], [replay_s]
     rounds(target, 1)  # judges
     rounds(target, 4, rows=3)
@@ -375,3 +375,12 @@ def test_what_disturbs_some_rounds_decides_no_race():
     race = compiled._Race(n=compiled.RACED)
     race.own_s, race.replay_s = [1.0] * 12, [0.9] * 5 + [30.0] * 7
     assert race.replays()
+
+
+def test_capacities_like_one_another_share_a_race(serve):
+    """A text that grows meets a new capacity again and again."""
+    target = serve("llama")
+    rounds(target, 34)
+    kinds, races = target._compiled._kinds, target._compiled._races
+    assert [key[1] for key, kind in kinds.items() if kind.graph] == [32, 64, 96]
+    assert [key[0] for key in races] == [(32).bit_length(), (64).bit_length()]

@@ -28,12 +28,12 @@ from spec_targets.replayed import Held, Model
 
 TRIED_AFTER = 8  # blocks of a kind: fewer would not repay the trace
 AGAIN_AFTER = 2  # the same where another width has won its race
-RACED = 24  # blocks of a capacity that have a graph, by turns with and without it
+RACED = 24  # blocks of about a capacity that have a graph, by turns with and without it
 TURN = 4  # blocks: what one leaves on the device weighs on the next
 LATER = 512  # blocks after which a race that was lost is run again: something may have disturbed it
 KEPT = 64  # kinds of blocks: nine widths at seven capacities
 ROOM = 1024  # buffers hold multiples of it: each capacity is a graph of its own
-ROOM_EACH = 256  # the same for several sequences, which share ROOM, but no less than this each
+ROOM_EACH = 512  # the same for each of several sequences: memory that many may never fill
 Graph = Callable[..., list[mx.array]]
 
 
@@ -86,7 +86,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Race:
-    """Rounds with graphs against rounds without, over all widths of one capacity."""
+    """Rounds with graphs against rounds without, over all widths of capacities like one another."""
 
     n: int = 0
     own_s: list[float] = field(default_factory=list)
@@ -150,7 +150,7 @@ class CompiledForward:
         if capacity is None:
             return None
         shape = (capacity, tuple(taps), self._kernels.epoch, held.n_sequences)
-        kind, race = self._kind((rows, *shape)), self._races.setdefault(shape, _Race())
+        kind, race = self._kind((rows, *shape)), self._race(shape)
         if kind.graph is None:
             kind.met += 1
             full = held.n_held + rows == capacity  # says nothing about buffers with room
@@ -175,7 +175,7 @@ class CompiledForward:
         return frozenset(
             key[0]
             for key, kind in kinds
-            if kind.graph and key[-1] == 1 and not self._races[key[1:]].lost
+            if kind.graph and key[-1] == 1 and not self._race(key[1:]).lost
         )
 
     def _fit(self, rows: int, held: Held) -> int | None:
@@ -185,16 +185,21 @@ class CompiledForward:
             Positions that they hold, or None if a graph cannot serve these caches.
         """
         several = held.n_sequences > 1
+        room = ROOM_EACH if several else ROOM
         if several in self._never:
             return None
         least, have = held.least_keys(self._kernels, rows), held.capacities()
         if least is None or have is None or held.n_held + rows < least:
             return None
-        room = max(ROOM // held.n_sequences, ROOM_EACH) if several else ROOM
         capacity: int = -(-max(held.n_held + rows, *have) // room) * room
         if have != {capacity}:
             held.widen(capacity)
         return capacity
+
+    def _race(self, shape: tuple[Any, ...]) -> _Race:
+        """The race of a shape: one for all capacities between two powers of two."""
+        capacity, *rest = shape
+        return self._races.setdefault((capacity.bit_length(), *rest), _Race())
 
     def _kind(self, key: tuple[Any, ...]) -> _Kind:
         kind = self._kinds.setdefault(key, _Kind())
