@@ -1,10 +1,12 @@
 """Requests that are decoded together, and what happens when one of them breaks."""
 
 import asyncio
+import threading
 import time
 import weakref
 
 import httpx
+import mlx.core as mx
 import pytest
 
 from spec_core import LoadError, SpecError
@@ -246,3 +248,26 @@ def test_settings_outside_their_range_are_refused():
     for wrong in ({"max_batch": 0}, {"max_queue": -1}, {"keep_alive_s": 0}, {"api_key": ""}):
         with pytest.raises(ValueError, match=r"\[serve\]"):
             Settings(**wrong)
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_the_engines_thread_gives_its_streams_back(load_tiny, monkeypatch, loads):
+    """MLX asks for it at a thread's end: on CUDA the process aborts otherwise."""
+    cleared, clear = [], mx.clear_streams
+    monkeypatch.setattr(
+        mx, "clear_streams", lambda: (cleared.append(threading.current_thread().name), clear())
+    )
+
+    def breaks():
+        mx.eval(mx.ones(3) + 1)
+        raise LoadError("[load] no such model")
+
+    if loads:
+        with Server(load_tiny(), Settings(port=0)) as server:
+            body = {"model": "m", "prompt": [5] * 9, "max_tokens": 4}
+            assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+            assert not cleared
+    else:
+        with pytest.raises(LoadError):
+            Server(breaks, Settings(port=0)).load()
+    assert cleared == ["spec-engine"]

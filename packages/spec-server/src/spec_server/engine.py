@@ -151,6 +151,12 @@ class Engine:
 
     def _main(self) -> None:
         try:
+            self._work()
+        finally:
+            mx.clear_streams()  # else a process that has computed on CUDA aborts at its end
+
+    def _work(self) -> None:
+        try:
             self._open()
         except Exception as error:
             self.error = error
