@@ -230,8 +230,8 @@ def test_a_width_learns_nothing_from_one_without_costs_of_its_own():
     known = curves(free)
     crowd = CrowdCap(MOST, lambda rows: None if rows == 8 else known(rows))
     machine = Machine(free, plain, accept=1.0, noise=0.0)
-    for width in (8, 4):
-        machine.verify_s = lambda w, b, slow=3.0 if width == 8 else 1.0: slow * free(w, b)
+    for width, slow in ((8, 3.0), (4, 1.0)):
+        machine.verify_s = lambda w, b, slow=slow: slow * free(w, b)
         for _ in range(60):
             machine.round(crowd, width)
     crowd.cap(7)
