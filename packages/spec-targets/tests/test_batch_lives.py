@@ -3,6 +3,7 @@
 import gc
 import math
 import random
+import threading
 import weakref
 
 import mlx.core as mx
@@ -259,3 +260,21 @@ def test_graphs_keep_neither_their_target_nor_a_batch_alive(serve):
     del target
     gc.collect()
     assert model() is None
+
+
+def test_what_is_replayed_can_be_asked_while_another_thread_replays(serve):
+    target, over, found = serve("llama"), threading.Event(), []
+
+    def ask():
+        while not over.is_set() and not found:
+            try:
+                assert len(target.replayed_rows) < 7
+            except Exception as error:
+                found.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    Life(target, 0).run(60)
+    over.set()
+    asking.join()
+    assert not found

@@ -171,7 +171,7 @@ class CompiledForward:
     @property
     def rows(self) -> frozenset[int]:
         """Block lengths of one sequence that have a graph in use."""
-        kinds = self._kinds.items()
+        kinds = tuple(self._kinds.items())  # another thread may be adding to them
         return frozenset(
             key[0]
             for key, kind in kinds
