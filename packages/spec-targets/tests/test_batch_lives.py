@@ -244,6 +244,15 @@ def test_layers_that_share_keys_get_them_cut(serve, graphs):
     assert target.batch_refusal is None and not target._reads_whole
 
 
+def test_batches_are_tried_again_with_kernels_that_come_later(serve):
+    layers = ["full_attention"] * 4
+    target = serve("gemma4_text", layers, num_hidden_layers=4, num_kv_shared_layers=2)
+    kernels, target.kernels = target.kernels, None
+    assert target.batch_refusal is None and target._reads_whole
+    target.use_kernels(kernels)
+    assert target.batch_refusal is None and not target._reads_whole
+
+
 def test_graphs_keep_neither_their_target_nor_a_batch_alive(serve):
     target = serve("llama")
     batch, block = rows_of(target, 3), mx.arange(6, dtype=mx.int32).reshape(3, 2)

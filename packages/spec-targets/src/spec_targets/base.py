@@ -130,6 +130,7 @@ class MlxTarget:
         """
         self.kernels = kernels
         self._compiled = CompiledForward(kernels) if replay else None
+        self._batch, self._reads_whole = None, True  # to be tried with these kernels
 
     @property
     def replayed_rows(self) -> frozenset[int]:
