@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from spec_targets import compiled
+from spec_targets.ragged import RaggedCache
 
 MOST = 90  # positions, so that no sequence outgrows the stand-in's room
 VOCAB = 61
@@ -117,11 +118,6 @@ def assert_same(got, want):
     assert all(mx.array_equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-def of_rope(target, monkeypatch, wrap):
-    rope = type(target.model.layers[0].self_attn.rope)
-    monkeypatch.setattr(rope, "__call__", wrap(rope.__call__))
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("widths", [(1, 6), (1, 20), (3, 3)], ids=str)
 def test_graphs_change_no_bit(serve, make_target, seed, widths):
@@ -149,9 +145,10 @@ def test_kernels_turned_off_in_the_middle_change_no_bit(serve, seed):
     assert_same(life(serve("llama")), life(serve("llama", graphs=False)))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_forwards_that_break_off_leave_no_trace_in_a_batch(serve, monkeypatch, seed):
-    """Errors and interrupts in a layer, in traces and trials too."""
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("where", ["layer", "write"])
+def test_forwards_that_break_off_leave_no_trace_in_a_batch(serve, monkeypatch, where, seed):
+    """Errors and interrupts in a layer, in traces and trials too, or while rows are written."""
     monkeypatch.setattr(compiled, "AGAIN_AFTER", 2)
     monkeypatch.setattr(compiled, "TRIED_AFTER", 2)
     want = Life(serve("llama", graphs=False), seed, (2, 3)).run(40)
@@ -159,17 +156,19 @@ def test_forwards_that_break_off_leave_no_trace_in_a_batch(serve, monkeypatch, s
     class Fault:
         on, n, rng = False, 0, random.Random(seed)
 
-    def wrap(own):
-        def call(self, x, offset=0):
+    def failing(own):
+        def call(*arguments, **options):
             if Fault.on and Fault.rng.random() < 0.1:
                 Fault.n += 1
                 raise Fault.rng.choice([KeyboardInterrupt, RuntimeError, MemoryError])("tried")
-            return own(self, x, offset)
+            return own(*arguments, **options)
 
         return call
 
     target = serve("llama")
-    of_rope(target, monkeypatch, wrap)
+    rope = type(target.model.layers[0].self_attn.rope)
+    of, name = (rope, "__call__") if where == "layer" else (RaggedCache, "write")
+    monkeypatch.setattr(of, name, failing(getattr(of, name)))
     assert_same(Life(target, seed, (2, 3), Fault).run(40), want)
     assert Fault.n
 
@@ -287,3 +286,16 @@ def test_what_is_replayed_can_be_asked_while_another_thread_replays(serve):
     over.set()
     asking.join()
     assert not found
+
+
+@pytest.mark.parametrize("dtype", [mx.uint32, mx.int64])
+def test_ids_of_another_type_change_no_bit(serve, dtype):
+    target, own = serve("llama"), serve("llama", graphs=False)
+    batches, block = [rows_of(t, 3) for t in (target, own)], mx.arange(6).reshape(3, 2)
+    for i in range(8):
+        ids = block.astype(mx.int32 if i < 5 else dtype)
+        both = zip((target, own), batches, strict=True)
+        got, want = (t.verify_rows(ids, batch).logits for t, batch in both)
+        assert mx.array_equal(got, want)
+        for t, batch in zip((target, own), batches, strict=True):
+            t.commit_rows(batch, [1, 0, 2])
