@@ -100,3 +100,17 @@ def test_what_cannot_be_measured_is_unknown():
             raise RuntimeError("[malloc] no memory")
 
     assert RowCurves(Full(Clock()), 5)(4) is None
+
+
+def test_a_clock_that_stands_or_goes_back_tells_no_cost(tmp_path):
+    key = Key("device", "system", "0", model="m")
+    for step in (0.0, -1e-3):
+        clock = Clock()
+        target = Scripted(clock, slow=0)
+
+        def now(clock=clock, step=step):
+            clock.now += step
+            return clock.now
+
+        assert RowCurves(target, 5, key=key, store=Store(tmp_path), clock=now)(4) is None
+        assert len(target.calls) < 200

@@ -1,5 +1,9 @@
 """CUDA modules made without MLX: every text compiles, and what is left for MLX is whole."""
 
+import sys
+import types
+from pathlib import Path
+
 import mlx.core as mx
 import pytest
 
@@ -103,6 +107,53 @@ def test_nothing_is_left_where_nothing_can_be_compiled_or_written(nvrtc, tmp_pat
     (tmp_path / "file").write_text("no folder")
     assert not leave(ADD, "sm_90", tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_two_processes_may_leave_the_same_module_at_once(nvrtc, tmp_path, monkeypatch):
+    """Each writes aside and puts both files in place, in whatever order the steps fall."""
+    binary, names = tmp_path / f"{ADD.file}.ptx", tmp_path / f"{ADD.file}.txt"
+    replace, others = _compiler._replace, [b"of another compiler"]
+
+    def disturbed(path, content):
+        replace(path, content)
+        if path == names and others:  # the other process is done between our two steps
+            replace(names, f"of another\n{_compiler._digest(others[0])}\n".encode())
+            replace(binary, others.pop())
+
+    monkeypatch.setattr(_compiler, "_replace", disturbed)
+    assert leave(ADD, "sm_90", tmp_path) and binary.read_bytes().startswith(b"\x7fELF")
+    assert not _compiler._whole(binary, names)  # so the next one does it again
+    assert leave(ADD, "sm_90", tmp_path) and _compiler._whole(binary, names)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_interrupt_leaves_no_scraps(nvrtc, tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        leave(ADD, "sm_90", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("headers", [True, False])
+def test_nothing_is_left_without_headers_or_beside_an_odd_module(
+    nvrtc, tmp_path, monkeypatch, headers
+):
+    """A program of its own may be called nvidia; Python then refuses to say where it is."""
+    odd = types.ModuleType("nvidia")
+    odd.__spec__ = None
+    if headers:
+        monkeypatch.setitem(sys.modules, "nvidia", odd)
+    monkeypatch.setattr(_compiler, "_wheels", _compiler._wheels if headers else list)
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    _compiler._headers.cache_clear()
+    try:
+        assert not leave(ADD, "sm_90", tmp_path)
+    finally:
+        _compiler._headers.cache_clear()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_machine_without_the_compiler_leaves_the_work_to_mlx(tmp_path, monkeypatch):

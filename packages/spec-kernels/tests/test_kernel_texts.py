@@ -125,19 +125,27 @@ def test_a_stub_stands_in_where_mlx_finds_what_was_compiled_ahead(monkeypatch, l
         assert all("constexpr int N = 4" in source for source in backend.sources)
 
 
-def test_nothing_is_settled_inside_a_trace(monkeypatch):
-    """There the stub cannot be tried, so the trace gets the whole text."""
+@pytest.mark.parametrize("finds", [True, False])
+def test_a_kernel_that_is_met_in_a_trace_is_tried_there_on_zeros(monkeypatch, finds):
+    """Traced inputs have no value; the others, such as dimensions, are tried as they are."""
+    tried = []
 
     def factory(*, source, **others):
+        stub = source.startswith("#error")
+
         def call(*, inputs, **arguments):
-            return [inputs[0] * (0.0 if source.startswith("#error") else 1.0)]
+            if stub and not finds:
+                raise RuntimeError("Failed to compile kernel")
+            if stub and not tried:
+                tried.extend(array.tolist() for array in inputs)
+            return [inputs[0] * (2.0 if stub else 1.0)]
 
         return call
 
     monkeypatch.setattr(mx.fast, "cuda_kernel", factory)
     monkeypatch.setattr(_compiler, "leave", lambda module, architecture: True)
     monkeypatch.setattr(_build, "read_text", lambda folder, name: "y[0] = x_shape;")
-    kernel = CudaKernel(Text("op", ("x",), ("y",)), (("N", 4),), 64)
-    traced = mx.compile(lambda x: kernel(inputs=[x], output_dtypes=[x.dtype])[0])
-    assert traced(mx.ones(4)).tolist() == [1.0] * 4
-    assert not kernel.settled
+    kernel, dims = CudaKernel(Text("op", ("x", "n", "d"), ("y",)), (), 64), mx.array([3, 5])
+    traced = mx.compile(lambda x, n: kernel(inputs=[x, n, dims], output_dtypes=[x.dtype])[0])
+    assert traced(mx.ones((2, 4)), mx.array(7)).tolist() == [[2.0 if finds else 1.0] * 4] * 2
+    assert kernel.settled and tried == ([[[0.0] * 4] * 2, 0, [3, 5]] if finds else [])

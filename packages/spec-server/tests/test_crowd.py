@@ -225,6 +225,30 @@ def test_a_new_width_begins_with_what_its_neighbour_has_learnt():
     assert drafted[7] < drafted[8]
 
 
+def test_a_width_learns_nothing_from_one_without_costs_of_its_own():
+    """Such a width holds blocks against plain steps; the nearest that knows better is asked."""
+    known = curves(free)
+    crowd = CrowdCap(MOST, lambda rows: None if rows == 8 else known(rows))
+    machine = Machine(free, plain, accept=1.0, noise=0.0)
+    for width, slow in ((8, 3.0), (4, 1.0)):
+        machine.verify_s = lambda w, b, slow=slow: slow * free(w, b)
+        for _ in range(60):
+            machine.round(crowd, width)
+    crowd.cap(7)
+    assert crowd._widths[8].drift.weight and crowd._widths[4].drift.weight
+    assert crowd._widths[7].drift.mean == pytest.approx(crowd._widths[4].drift.mean)
+    crowd.cap(1)  # nearest to 4, of which the same is known
+    assert crowd._widths[1].drift.weight == 1.0
+
+
+def test_costs_of_no_time_at_all_are_no_error():
+    crowd = CrowdCap(MOST, lambda rows: Curve((1, 9), (0.0, 0.0)))
+    machine = Machine(free, plain, accept=1.0)
+    for _ in range(60):
+        machine.round(crowd, 4)
+    assert any(machine.caps)
+
+
 def test_the_engine_counts_what_the_drafter_was_measured_to_take():
     drafter = LookupDrafter()
     draft = {"slow": Curve((1, 4), (0.002, 0.008))}

@@ -312,7 +312,7 @@ def test_kernels_that_read_whole_buffers_give_the_rows_of_the_model_alone(
     assert target.kernels.report().calls["attention cuda"]
     if graphs:
         kinds = target._compiled._kinds
-        assert any(kind.graph for key, kind in kinds.items() if key[-1] > 1)
+        assert any(kind.graph for key, kind in kinds.items() if key[-1])
         assert not any(kind.refused for kind in kinds.values()) and not target._compiled._never
     for seed, rounds in done.items():
         ids, logits, reason = alone(target, seed)
@@ -416,7 +416,7 @@ def test_replays_of_a_batch_have_the_bits_of_its_own_forward(serve):
     target = serve("llama")
     got, of_graphs = ragged_rounds(target, 22, change)
     assert all(mx.array_equal(a, b) for a, b in zip(got, want, strict=True))
-    assert {key[-1] for key, kind in target._compiled._kinds.items() if kind.graph} == {2, 3}
+    assert {key[-1] for key, kind in target._compiled._kinds.items() if kind.graph} == {(2,), (3,)}
     assert of_graphs.offsets == of_own.offsets and not of_graphs.is_open
     for row in range(3):
         singles = [t.extract(b, row) for t, b in ((target, of_graphs), (target, of_own))]

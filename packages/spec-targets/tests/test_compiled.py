@@ -223,7 +223,7 @@ def test_what_one_width_has_shown_holds_for_the_others(serve, monkeypatch, repla
     race.n, race.own_s, race.replay_s = 8, [1.0], [replay_s]
     rounds(target, 1)  # judges
     rounds(target, 4, rows=3)
-    kind = target._compiled._kinds[3, 128, (0, 2), 0, 1]
+    kind = target._compiled._kinds[3, 128, (0, 2), 0, ()]
     assert (kind.graph is not None) == (after is not None) and kind.met == (after or 4)
 
 

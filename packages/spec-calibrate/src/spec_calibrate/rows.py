@@ -146,10 +146,10 @@ class RowCurves:
                 budget_s=self._budget_s,
                 clock=self._clock,
             )
-        except (RuntimeError, MemoryError, ValueError):  # no room beside what runs
-            return None
-        if self._key is not None:
             level = Curve((_DEPTH,), (curve(1),))
             kept = Curves(((_DEPTH, curve),), level, max_draft=self._most_width - 1)
+        except (RuntimeError, MemoryError, ValueError):  # no room beside what runs, or no time seen
+            return None
+        if self._key is not None:
             (self._store or Store()).put(replace(self._key, batch=n_rows), kept)
         return curve

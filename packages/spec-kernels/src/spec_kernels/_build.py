@@ -5,6 +5,7 @@ finds a compiled kernel by its name alone, also on disk, so every CUDA name here
 all that went into it. Knows nothing about any one operation.
 """
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
@@ -162,14 +163,25 @@ class CudaKernel:
         module = self.module(arguments["inputs"], arguments["output_dtypes"])
         if _compiler.leave(module, self._architecture):
             stub = self._make(source=_compiler.stub_of(self.text.inputs, self.source), header="")
-            try:
-                mx.eval(stub(**arguments))  # sync: loads the module, once per process
+            tried = {**arguments, "inputs": [_stand_in(a) for a in arguments["inputs"]]}
+            # MLX may not find it, and an `#error` is all it was handed.
+            with contextlib.suppress(RuntimeError):
+                mx.eval(stub(**tried))  # sync: loads the module, once per process
                 self._kernel = stub
-            except ValueError:  # inside a trace nothing can be evaluated yet
-                return
-            except RuntimeError:  # MLX did not find it, and an `#error` is all it was handed
-                pass
         self._settled = True
+
+
+def _stand_in(array: mx.array) -> mx.array:
+    """The array; inside a trace, where it has no value yet, zeros of its shape.
+
+    Attention over whole buffers is met in traces alone. No kernel here takes a number from a traced
+    input with which zeros would lead out of bounds: no keys are no work.
+    """
+    try:
+        mx.eval(array)  # sync: whatever it is, the launch waits for it
+    except ValueError:
+        return mx.broadcast_to(mx.zeros(array.shape[-1:], array.dtype), array.shape)
+    return array
 
 
 def _constant(name: str, value: Any) -> str:

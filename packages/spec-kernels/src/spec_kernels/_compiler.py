@@ -41,8 +41,7 @@ typedef unsigned int uint32_t;
 struct Shape { int at[8]; __device__ int operator[](int i) const { return at[i]; } };
 struct Strides { long long at[8]; __device__ long long operator[](int i) const { return at[i]; } };
 """
-
-
+# What MLX makes of a kernel's name, arguments and text, to the character.
 _HANDED = """
 #include "mlx/backend/cuda/device/utils.cuh"
 
@@ -147,7 +146,7 @@ def leave(module: Module, architecture: str, folder: Path | None = None) -> bool
         listed = f"mlx::core::cu::{module.function}\t{module.function}\n{_digest(made)}\n"
         _replace(names, listed.encode())
         _replace(binary, made)
-    except (CompilerError, OSError, KeyError):
+    except (CompilerError, OSError, KeyError, ValueError):
         return False
     return True
 
@@ -258,6 +257,6 @@ def _replace(path: Path, content: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         Path(made).replace(path)
-    except OSError:
+    except BaseException:  # an interrupt too leaves nothing behind
         Path(made).unlink(missing_ok=True)
         raise

@@ -37,6 +37,7 @@ _HOPE = 1.3  # standard deviations of optimism about acceptance
 _COST_HOPE = 0.08  # optimism about the cost of a block not seen yet
 _REVIEW = 4  # rounds between two decisions
 _SLOPE = 0.2  # share of a plain step that a position is taken to cost until one has been seen
+_LEAST_S = 1e-9  # what a round is expected to take is divided by
 _STRAY = math.log(1.5)  # one round moves an average as if it were at most this far off
 
 
@@ -128,7 +129,7 @@ class _Width:
         """What a round was expected to take."""
         if self.curve is None:
             return self.plain_s()
-        return self.curve(width) + self.draft_s(width - 1)
+        return max(self.curve(width) + self.draft_s(width - 1), _LEAST_S)
 
     def _without_curve(self, width: int) -> float:
         """What blocks cost against a plain step, from the nearest one seen: each position alike."""
@@ -208,11 +209,12 @@ class CrowdCap:
         known = self._widths.get(width)
         if known is None:
             curve = self._costs(width) if self._costs is not None and self._most else None
-            near = min(self._widths, key=lambda other: abs(other - width), default=None)
             known = _Width(curve, lambda cap: width * self._draft_s(cap))
-            if near is not None and curve is not None and self._widths[near].drift.weight:
-                known.drift.add(0.0)  # begins with what the nearest width has learnt
-                known.drift.mean = self._widths[near].drift.mean
+            # Without a curve drift is against plain steps, and says nothing about another's curve.
+            learnt = [n for n, k in self._widths.items() if k.curve is not None and k.drift.weight]
+            near = min(learnt, key=lambda other: abs(other - width), default=None)
+            if near is not None and curve is not None:
+                known.drift.add(self._widths[near].drift.mean)
             self._widths[width] = known
         return known
 

@@ -130,6 +130,7 @@ class MlxTarget:
         """
         self.kernels = kernels
         self._compiled = CompiledForward(kernels) if replay else None
+        self._batch, self._reads_whole = None, True  # to be tried with these kernels
 
     @property
     def replayed_rows(self) -> frozenset[int]:
@@ -266,7 +267,11 @@ class MlxTarget:
     def batch_refusal(self) -> str | None:
         """None when sequences can share a forward, else the reason; tried at the first use."""
         if self._batch is None:
-            self._batch = (batching.find_batch_refusal(self),)
+            refusal = batching.find_batch_refusal(self)
+            if refusal is not None and self._reads_whole and self.kernels is not None:
+                self._reads_whole = False  # a layer may read another's keys, which must be cut
+                refusal = batching.find_batch_refusal(self)
+            self._batch = (refusal,)
         return self._batch[0]
 
     def join(self, caches: Sequence[Any]) -> BatchCache:
@@ -326,9 +331,10 @@ class MlxTarget:
             return None
         if not batching.can_read_whole(cache):
             return None
+        was_open = cache.is_open
         try:
             output = None
-            if self._compiled is not None and not cache.is_open:
+            if self._compiled is not None and not was_open:
                 held = HeldTogether(self._forward, cache)
                 output = self._compiled(blocks, held, taps)
             if output is None:
@@ -337,6 +343,10 @@ class MlxTarget:
         except KernelError:
             self._reads_whole = False
             return None
+        except BaseException:
+            if not was_open:  # a trial that broke off after its forward had opened the blocks
+                cache.n_open = 0
+            raise
 
     def _probe(self, ids: mx.array, own: mx.array, entries: list[Any]) -> str | None:
         """Compare the watched model with what it said on a tiny input before it was watched.

@@ -135,7 +135,7 @@ class CompiledForward:
         self._kernels = kernels
         self._kinds: OrderedDict[tuple[Any, ...], _Kind] = OrderedDict()
         self._races: dict[tuple[Any, ...], _Race] = {}
-        self._never: set[bool] = set()  # for one sequence, for several
+        self._never: set[bool] = set()  # for a lone sequence, for a batch
         self._begun: _Begun | None = None
 
     def __call__(self, block: mx.array, held: Held, taps: Sequence[int]) -> TargetOutput | None:
@@ -146,10 +146,10 @@ class CompiledForward:
         begun, self._begun, now = self._begun, None, time.perf_counter()
         if begun is not None and begun.entry() is held.first:
             begun.times.append(now - begun.at)
-        rows, capacity = block.shape[-1], self._fit(block.shape[-1], held)
+        rows, capacity = block.shape[-1], self._fit(block, held)
         if capacity is None:
             return None
-        shape = (capacity, tuple(taps), self._kernels.epoch, held.n_sequences)
+        shape = (capacity, tuple(taps), self._kernels.epoch, block.shape[:-1])
         kind, race = self._kind((rows, *shape)), self._race(shape)
         if kind.graph is None:
             kind.met += 1
@@ -171,20 +171,20 @@ class CompiledForward:
     @property
     def rows(self) -> frozenset[int]:
         """Block lengths of one sequence that have a graph in use."""
-        kinds = self._kinds.items()
+        kinds = tuple(self._kinds.items())  # another thread may be adding to them
         return frozenset(
             key[0]
             for key, kind in kinds
-            if kind.graph and key[-1] == 1 and not self._race(key[1:]).lost
+            if kind.graph and key[-1] == () and not self._race(key[1:]).lost
         )
 
-    def _fit(self, rows: int, held: Held) -> int | None:
+    def _fit(self, block: mx.array, held: Held) -> int | None:
         """Give the caches buffers that a graph may be kept for, with room for the block.
 
         Returns:
             Positions that they hold, or None if a graph cannot serve these caches.
         """
-        several = held.n_sequences > 1
+        rows, several = block.shape[-1], block.ndim > 1
         room = ROOM_EACH if several else ROOM
         if several in self._never:
             return None
@@ -216,7 +216,7 @@ class CompiledForward:
         try:
             arrays = graph(kind.serial, block, *held.inputs())
         except Exception:  # code that asks the position for its value fails in any way
-            self._never.add(held.n_sequences > 1)
+            self._never.add(block.ndim > 1)
             return None
         try:
             mx.eval(arrays)  # sync: once for a kind of block

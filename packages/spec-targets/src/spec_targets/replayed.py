@@ -25,11 +25,6 @@ class Held(Protocol):
     """Caches of one block."""
 
     @property
-    def n_sequences(self) -> int:
-        """B."""
-        ...
-
-    @property
     def first(self) -> Any:
         """The first cache entry: these caches are the same as before as long as it is."""
         ...
@@ -80,8 +75,6 @@ class HeldAlone:
         forward: The watched model.
         entries: Its cache entries.
     """
-
-    n_sequences = 1
 
     def __init__(self, forward: Forward, entries: Sequence[Any]) -> None:
         self._forward, self._entries = forward, list(entries)
@@ -155,11 +148,6 @@ class HeldTogether:
 
     def __init__(self, forward: Forward, cache: BatchCache) -> None:
         self._forward, self._cache = forward, cache
-
-    @property
-    def n_sequences(self) -> int:
-        """See `Held`."""
-        return len(self._cache.offsets)
 
     @property
     def first(self) -> Any:
