@@ -128,7 +128,7 @@ def test_graphs_change_no_bit(serve, make_target, seed, widths):
     plain = make_target("llama", layer_types=["full_attention"] * 3)
     for a, b in zip(got, Life(plain, seed, widths).run(40), strict=True):
         assert mx.allclose(a, b, rtol=1e-3, atol=1e-4)
-    assert target._reads_whole and not target._compiled._never
+    assert target._whole.serves and not target._compiled._never
     if widths == (3, 3):
         assert sum(kind.graph is not None for kind in target._compiled._kinds.values()) > 1
 
@@ -240,16 +240,16 @@ def test_layers_that_share_keys_get_them_cut(serve, graphs):
     target = serve(
         "gemma4_text", layers, graphs=graphs, num_hidden_layers=4, num_kv_shared_layers=2
     )
-    assert target.batch_refusal is None and not target._reads_whole
+    assert target.batch_refusal is None and not target._whole.serves
 
 
 def test_batches_are_tried_again_with_kernels_that_come_later(serve):
     layers = ["full_attention"] * 4
     target = serve("gemma4_text", layers, num_hidden_layers=4, num_kv_shared_layers=2)
-    kernels, target.kernels = target.kernels, None
-    assert target.batch_refusal is None and target._reads_whole
+    kernels, target._whole = target.kernels, None
+    assert target.batch_refusal is None and target._whole is None
     target.use_kernels(kernels)
-    assert target.batch_refusal is None and not target._reads_whole
+    assert target.batch_refusal is None and not target._whole.serves
 
 
 def test_graphs_keep_neither_their_target_nor_a_batch_alive(serve):

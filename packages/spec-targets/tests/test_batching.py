@@ -308,7 +308,7 @@ def test_kernels_that_read_whole_buffers_give_the_rows_of_the_model_alone(
     assert target.batch_refusal is None
     target.kernels._switch.calls.clear()
     done, widths = drain(Batch(target), {0: [0, 1, 2], 3: [3, 4]}, target, leave={(1, 2)})
-    assert max(widths) > 1 and target._reads_whole
+    assert max(widths) > 1 and target._whole.serves
     assert target.kernels.report().calls["attention cuda"]
     if graphs:
         kinds = target._compiled._kinds
@@ -356,7 +356,7 @@ def test_a_layer_that_reads_keys_by_itself_gets_them_cut(serve, monkeypatch):
     assert module is not own
     plain.model.layers[1].self_attn.__class__ = own  # its attention is the model's again
     assert mx.allclose(two_rows(plain), want, rtol=1e-4, atol=1e-4)
-    assert not plain._reads_whole
+    assert not plain._whole.serves
 
 
 @pytest.mark.parametrize("state", ["off", "exact", "lost heads", "long"])
@@ -447,7 +447,7 @@ def test_a_batch_that_cannot_be_traced_leaves_lone_rows_their_graphs(serve, monk
     monkeypatch.setattr(rope, "__call__", call)
     monkeypatch.setattr(target.kernels, "tracing", watched)
     found, _ = ragged_rounds(target, 6)
-    assert len(found) == 18 and target._compiled._never == {True} and target._reads_whole
+    assert len(found) == 18 and target._compiled._never == {True} and target._whole.serves
 
 
 def test_an_open_batch_is_refused_with_graphs_too(serve):

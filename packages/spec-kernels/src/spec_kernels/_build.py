@@ -165,7 +165,7 @@ class CudaKernel:
             stub = self._make(source=_compiler.stub_of(self.text.inputs, self.source), header="")
             tried = {**arguments, "inputs": [_stand_in(a) for a in arguments["inputs"]]}
             # MLX may not find it, and an `#error` is all it was handed.
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError, ValueError):
                 mx.eval(stub(**tried))  # sync: loads the module, once per process
                 self._kernel = stub
         self._settled = True

@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from spec_core import LoadError, StateError, TargetOutput
-from spec_kernels import Installed, KernelError
+from spec_kernels import Installed
 from spec_targets import batching
 from spec_targets.batching import BatchCache
 from spec_targets.compiled import CompiledForward
@@ -23,7 +23,7 @@ from spec_targets.exactness import find_inexact_op, find_inexact_width
 from spec_targets.families import Family
 from spec_targets.forward import Forward, Pass
 from spec_targets.quantised import check_kv_bits, group_size_for, pack_entry, refuse_unreadable
-from spec_targets.replayed import HeldAlone, HeldTogether
+from spec_targets.replayed import HeldAlone, WholeRows
 from spec_targets.rollback import Rollback, replace_entry, rollback_for
 from spec_targets.snapshot import FrozenCache, Rung, freeze_entry, take_rung
 from spec_targets.taps import Trace, first_of
@@ -115,7 +115,7 @@ class MlxTarget:
         self._began = 0.0  # when the open block was forwarded
         self._exact: tuple[str | None] | None = None
         self._batch: tuple[str | None] | None = None
-        self._reads_whole = True  # batched attention through the kernels, until a layer cannot
+        self._whole: WholeRows | None = None
 
     def use_kernels(self, kernels: Installed, *, replay: bool = True) -> None:
         """Serve with what has been installed in the model.
@@ -130,7 +130,8 @@ class MlxTarget:
         """
         self.kernels = kernels
         self._compiled = CompiledForward(kernels) if replay else None
-        self._batch, self._reads_whole = None, True  # to be tried with these kernels
+        self._whole = WholeRows(self._forward, kernels, self._compiled)
+        self._batch = None  # to be tried with these kernels
 
     @property
     def replayed_rows(self) -> frozenset[int]:
@@ -268,8 +269,8 @@ class MlxTarget:
         """None when sequences can share a forward, else the reason; tried at the first use."""
         if self._batch is None:
             refusal = batching.find_batch_refusal(self)
-            if refusal is not None and self._reads_whole and self.kernels is not None:
-                self._reads_whole = False  # a layer may read another's keys, which must be cut
+            if refusal is not None and self._whole is not None and self._whole.serves:
+                self._whole.serves = False  # a layer may read another's keys, which must be cut
                 refusal = batching.find_batch_refusal(self)
             self._batch = (refusal,)
         return self._batch[0]
@@ -294,7 +295,7 @@ class MlxTarget:
         self, blocks: mx.array, cache: BatchCache, *, taps: Sequence[int] = ()
     ) -> TargetOutput:
         """Forward blocks (B, T) and leave them open: logits (B, T, V), taps (B, T, H)."""
-        output = self._whole_rows(blocks, cache, taps)
+        output = self._whole(blocks, cache, taps) if self._whole is not None else None
         if output is None:
             output = batching.verify_rows(self._forward.rows, blocks, cache, taps)
         self._began = time.perf_counter()
@@ -321,32 +322,6 @@ class MlxTarget:
         """
         if self.kernels is not None and n_rows > 1:
             self.kernels.observe(time.perf_counter() - self._began)
-
-    def _whole_rows(
-        self, blocks: mx.array, cache: BatchCache, taps: Sequence[int]
-    ) -> TargetOutput | None:
-        """`verify_rows` with kernels that read whole buffers; None where they cannot."""
-        can = self._reads_whole and self.kernels is not None
-        if not (can and self.kernels.reads_ragged(blocks.shape[1])):
-            return None
-        if not batching.can_read_whole(cache):
-            return None
-        was_open = cache.is_open
-        try:
-            output = None
-            if self._compiled is not None and not was_open:
-                held = HeldTogether(self._forward, cache)
-                output = self._compiled(blocks, held, taps)
-            if output is None:
-                output = batching.verify_rows(self._forward.rows, blocks, cache, taps, whole=True)
-            return output
-        except KernelError:
-            self._reads_whole = False
-            return None
-        except BaseException:
-            if not was_open:  # a trial that broke off after its forward had opened the blocks
-                cache.n_open = 0
-            raise
 
     def _probe(self, ids: mx.array, own: mx.array, entries: list[Any]) -> str | None:
         """Compare the watched model with what it said on a tiny input before it was watched.

@@ -13,12 +13,13 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from spec_core import TargetOutput
-from spec_kernels import Installed
+from spec_kernels import Installed, KernelError
 from spec_targets.batching import BatchCache, can_read_whole, verify_rows
 from spec_targets.forward import Forward
 from spec_targets.ragged import Places
 
 Model = Callable[[mx.array, list[Any], Sequence[int]], TargetOutput]
+Replay = Callable[[mx.array, "Held", Sequence[int]], TargetOutput | None]
 
 
 class Held(Protocol):
@@ -208,6 +209,45 @@ class HeldTogether:
             entry.prepare(places)
             entry.write([next(at), next(at)])
         self._cache.n_open = n_new
+
+
+class WholeRows:
+    """Verifies of several sequences whose attention reads whole buffers.
+
+    Args:
+        forward: The watched model.
+        kernels: What is installed in it.
+        replay: Replays a block's forward where it can.
+
+    Attributes:
+        serves: False once a layer turned out to read keys by itself.
+    """
+
+    def __init__(self, forward: Forward, kernels: Installed, replay: Replay | None) -> None:
+        self._forward, self._kernels, self._replay = forward, kernels, replay
+        self.serves = True
+
+    def __call__(
+        self, blocks: mx.array, cache: BatchCache, taps: Sequence[int]
+    ) -> TargetOutput | None:
+        """Ids (B, T) through the model, left open; None where buffers must be cut."""
+        served = self.serves and self._kernels.reads_ragged(blocks.shape[1])
+        if not served or not can_read_whole(cache):
+            return None
+        was_open, output = cache.is_open, None
+        try:
+            if self._replay is not None and not was_open:
+                output = self._replay(blocks, HeldTogether(self._forward, cache), taps)
+            if output is None:
+                output = verify_rows(self._forward.rows, blocks, cache, taps, whole=True)
+            return output
+        except KernelError:
+            self.serves = False
+            return None
+        except BaseException:
+            if not was_open:  # a trial that broke off after its forward had opened the blocks
+                cache.n_open = 0
+            raise
 
 
 def _alone(
