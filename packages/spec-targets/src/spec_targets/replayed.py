@@ -1,8 +1,8 @@
-"""What a compiled forward reads and writes of caches: one sequence, or several side by side.
+"""Forwards over whole buffers: what they read and write of caches, one sequence or several.
 
-Keys and values lie in buffers with room for more. A graph reads whole buffers and is told how full
-they are; what it adds comes out of it as rows, which are written behind afterwards, each kind of
-cache in its own way. Knows nothing about graphs.
+Keys and values lie in buffers with room for more. Attention reads them whole and is told how full
+they are. What a graph adds comes out of it as rows, which are written behind afterwards, each kind
+of cache in its own way. Knows nothing about how graphs are made or kept.
 """
 
 import functools
