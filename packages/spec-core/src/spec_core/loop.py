@@ -20,7 +20,7 @@ from spec_core.errors import NumericsError, SpecError
 from spec_core.guide import Guide
 from spec_core.host import floats_as_ints, host_ints, ints_as_floats
 from spec_core.pair import Pair
-from spec_core.protocols import Cache, Cap
+from spec_core.protocols import Cache, Cap, DraftAsk
 from spec_core.request import Request
 from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_row, target_probs
 from spec_core.step import HEADER, NO_DRAFTS, Forwarded, Outcome, Step, check_draft, n_bad_rows
@@ -201,11 +201,18 @@ class Run:
 
     def propose(self, cap: int) -> Draft:
         """Ask the drafter for at most `cap` tokens, at least 1."""
+        ask = self.ask(cap)
+        return self.checked(ask, ask.alone())
+
+    def ask(self, cap: int) -> DraftAsk:
+        """What the drafter is asked in this round; takes the round's key."""
         assert self.drafter is not None
-        sampling = self.request.sampling
-        draft = self.drafter.draft(self.anchor, cap, sampling=sampling, key=self.next_key())
-        check_draft(draft, self.drafter.name, cap, self.target.vocab_size)
-        return draft if draft.source else replace(draft, source=self.drafter.name)
+        return DraftAsk(self.drafter, self.anchor, cap, self.request.sampling, self.next_key())
+
+    def checked(self, ask: DraftAsk, draft: Draft) -> Draft:
+        """A draft that keeps the contract, with its source."""
+        check_draft(draft, ask.drafter.name, ask.cap, self.target.vocab_size)
+        return draft if draft.source else replace(draft, source=ask.drafter.name)
 
     def plain_steps(self) -> Iterator[Round]:
         """Steps of one row, each enqueued before the one before it is read."""

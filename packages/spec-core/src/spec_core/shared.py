@@ -1,8 +1,9 @@
 """Rows that share a target's forward: they join, decode round by round, and leave.
 
-A round drafts row by row, verifies all rows in one forward and accepts row by row. While nobody
-drafts, rounds are pipelined as in the loop: the next step is enqueued before the tokens of the one
-before are read. What a row emits is what it would emit alone. Knows nothing about prompts.
+A round drafts row by row (together where drafters can, see `asking`), verifies all rows in one
+forward and accepts row by row. While nobody drafts, rounds are pipelined as in the loop: the next
+step is enqueued before the tokens of the one before are read. What a row emits is what it would
+emit alone. Knows nothing about prompts.
 """
 
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core.ahead import Ahead
+from spec_core.asking import drafts_of
 from spec_core.host import host_ints
 from spec_core.loop import Run
 from spec_core.protocols import Bounded, Crowd
@@ -216,7 +218,7 @@ class Shared:
                 row.run.since = time.perf_counter()
         before = [(row.run.seen, _keys_of(row.run)) for row in rows]
         caps = [0 if ahead else self._cap(row) for row in rows]
-        drafts = [_draft(row, cap) for row, cap in zip(rows, caps, strict=True)]
+        drafts = drafts_of([row.run for row in rows], caps)
         allowed, self._asked = self._allowed(), None
         for row in rows:
             row.run.asked = None
@@ -341,15 +343,6 @@ class Shared:
 def _keys_of(run: Run) -> Any:
     """What restores a row's randomness; greedy rows have no use for it."""
     return None if run.request.sampling.greedy else run.keys.getstate()
-
-
-def _draft(row: Row, cap: int) -> Draft | Exception:
-    if not cap:
-        return NO_DRAFTS
-    try:
-        return row.run.propose(cap)
-    except Exception as error:
-        return error
 
 
 def _chosen(row: Row, flight: _Flight, at: int, values: list[int]) -> Outcome | Exception:
