@@ -10,6 +10,7 @@ References:
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import mlx.core as mx
 
@@ -19,6 +20,7 @@ from spec_drafters._fit import check_taps, rounded_to_bf16
 from spec_drafters._head import HeadConfig, LayerView
 from spec_drafters._layers import (
     Layer,
+    Mask,
     attend,
     gated_mlp,
     layer_step,
@@ -74,23 +76,45 @@ class BlockBody(ContextBody):
 
     def hidden(self, anchor: int, n_rows: int) -> mx.array:
         """Forward the block `[anchor, mask, ...]` and return its final normed rows, (n_rows, H)."""
-        self._unflushed = False
-        head, body = self.head, self.head.backbone
-        ids = mx.array([anchor] + [head.mask_id] * (n_rows - 1), mx.int32)
-        h = self._embed(ids)
-        position = self.n_rows
-        masks: dict[LayerView, mx.array | str | None] = {}
-        for layer, view, cache in zip(self._layers, body.views, self._caches, strict=True):
+        return self.hidden_together([self], [anchor], n_rows)
+
+    def hidden_together(
+        self, bodies: Sequence[Self], anchors: Sequence[int], n_rows: int
+    ) -> mx.array:
+        """Forward one block of `n_rows` rows for each of R bodies on the same weights.
+
+        All rows share each matrix product; attention goes body by body, over its own context.
+
+        Args:
+            bodies: R of them, each with its own context.
+            anchors: Their anchors.
+            n_rows: Rows of each block.
+
+        Returns:
+            Final normed rows, block after block, shape (R * n_rows, H).
+        """
+        head, body, n_seq = self.head, self.head.backbone, len(bodies)
+        ids: list[int] = []
+        for one, anchor in zip(bodies, anchors, strict=True):
+            one._unflushed = False
+            ids += [anchor] + [head.mask_id] * (n_rows - 1)
+        h = self._embed(mx.array(ids, mx.int32), n_rows)
+        offsets = [one.n_rows for one in bodies]
+        offset = offsets[0] if n_seq == 1 else mx.array(offsets, mx.int32)
+        masks: dict[LayerView, list[Mask]] = {}
+        for i, (layer, view) in enumerate(zip(self._layers, body.views, strict=True)):
+            caches = [one._caches[i] for one in bodies]
             if view not in masks:
-                masks[view] = _mask(view, cache, n_rows)
-            h = self._layer(layer, h, position, cache, masks[view])
+                masks[view] = [_mask(view, cache, n_rows) for cache in caches]
+            h = self._layer(layer, h, offset, caches, masks[view])
         return mx.fast.rms_norm(h, self._final_norm, body.eps)
 
     def _norm(self, weights: Weights, name: str) -> mx.array:
         body = self.head.backbone
         return weights.keep(weights.array(name, (body.hidden_size,)) + body.norm_offset)
 
-    def _embed(self, ids: mx.array) -> mx.array:
+    def _embed(self, ids: mx.array, n_rows: int) -> mx.array:
+        """Rows of blocks of n_rows ids each, one after the other."""
         if self._embedding is not None:
             rows = self._embedding.lookup(ids)
         else:
@@ -98,7 +122,9 @@ class BlockBody(ContextBody):
         rows = rows.astype(self._dtype)
         if self._scale != 1.0:
             rows = rows * self._scale
-        return rows if self._log_snr is None else rows + self._log_snr[: ids.shape[0]]
+        if self._log_snr is None:
+            return rows
+        return (rows.reshape(-1, n_rows, rows.shape[-1]) + self._log_snr[:n_rows]).flatten(0, 1)
 
     def _context_rows(self, taps: Sequence[mx.array]) -> list[tuple[mx.array, mx.array]]:
         """Keys and values of M committed rows for every layer, (1, n_kv, M, hd) each."""
@@ -121,14 +147,15 @@ class BlockBody(ContextBody):
         self,
         layer: Layer,
         h: mx.array,
-        position: int,
-        cache: ContextCache,
-        mask: mx.array | str | None,
+        offset: int | mx.array,
+        caches: Sequence[ContextCache],
+        masks: Sequence[Mask],
     ) -> mx.array:
         body = self.head.backbone
+        contexts = [(c.with_block, mask) for c, mask in zip(caches, masks, strict=True)]
 
         def attention(x: mx.array) -> mx.array:
-            return attend(layer, body, self._rotation, x, position, cache.with_block, mask)
+            return attend(layer, body, self._rotation, x, offset, contexts)
 
         def mlp(x: mx.array) -> mx.array:
             return gated_mlp(layer.gate_up, layer.down, x, gemma=body.kind == "gemma4")
@@ -143,7 +170,7 @@ def _rows_kept(view: LayerView, window: int) -> int | None:
     return None if view.causal else window or None
 
 
-def _mask(view: LayerView, cache: ContextCache, n_rows: int) -> mx.array | str | None:
+def _mask(view: LayerView, cache: ContextCache, n_rows: int) -> Mask:
     """Which keys each block row sees: None for all, "causal", or (B, n_used + B) bool."""
     start = cache.n_rows
     if view.window is None or start + n_rows <= view.window:
