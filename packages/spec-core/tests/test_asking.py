@@ -8,7 +8,7 @@ import pytest
 from spec_core import Draft, FixedCap, Pair, Sampling, generate
 from spec_core.batch import Batch
 from spec_core.lending import Lender
-from spec_core.testing import ToyDrafter
+from spec_core.testing import ToyDrafter, check_drafter
 
 from .test_batch import ToyBatchTarget, alone, drain, run
 
@@ -189,3 +189,33 @@ def test_a_draft_without_a_source_is_named_after_its_row():
             if round_.finish_reason:
                 batch.remove(row)
     assert sources == {"toy", "target"} and lender.drafter.log["together"]
+
+
+def test_the_conformance_kit_tests_joint_drafts():
+    check_drafter(Joint(taps=()), vocab_size=12)
+
+    def longer(drafts):
+        return [replace(d, tokens=mx.concatenate([d.tokens, d.tokens])) for d in drafts]
+
+    def other(drafts):
+        return [replace(d, tokens=(d.tokens + 1) % 12) for d in drafts]
+
+    class Moving(Joint):
+        def draft_together(self, asks):
+            self.table = self.table[::-1]
+            return [None] * len(asks)
+
+    class Unrelated(Joint):
+        @property
+        def kin(self):
+            return self
+
+    for drafter, message in (
+        (Joint(spoil=lambda drafts: drafts[1:]), "1 joint drafts for 2 asks"),
+        (Joint(spoil=longer), "8 joint drafts of one row for cap 4"),
+        (Joint(spoil=other), "otherwise together than alone"),
+        (Moving(), "moved a drafter on"),
+        (Unrelated(), "the same kin"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            check_drafter(drafter, vocab_size=12, n_draws=0)
