@@ -10,7 +10,7 @@ from spec_core.batch import Batch
 from spec_core.lending import Lender
 from spec_core.testing import ToyDrafter, check_drafter
 
-from .test_batch import ToyBatchTarget, alone, drain, run
+from .test_batch import ToyBatchTarget, alone, drain, run, settings
 
 
 class Joint(ToyDrafter):
@@ -41,6 +41,27 @@ class Joint(ToyDrafter):
             for a in asks
         ]
         return drafts if self.spoil is None else self.spoil(drafts)
+
+
+class Seeing(Joint):
+    """Takes its rows in together too; the fault it may have is raised before that."""
+
+    fault = False  # of this one alone
+
+    def observe(self, tokens, output):
+        if self.fault:
+            raise RuntimeError("boom")
+        self.log.setdefault("shown", []).append(self)
+        super().observe(tokens, output)
+
+    def observe_together(self, observations):
+        assert observations[0].drafter is self
+        if self.spoil is not None or any(one.drafter.fault for one in observations):
+            raise RuntimeError("boom")
+        self.log.setdefault("observed", []).append(len(observations))
+        for one in observations:
+            assert all(tap.shape[0] == len(one.tokens) for tap in one.output.taps)
+            ToyDrafter.observe(one.drafter, one.tokens, one.output)
 
 
 def boom(drafts):
@@ -159,6 +180,59 @@ def test_only_the_row_whose_own_drafter_fails_fails():
     for seed in (0, 6):
         rounds = generate(Pair(target), [1 + seed, 2, 3], max_tokens=25, stop_ids=())
         assert got[seed] == [t for r in rounds for t in r.tokens]
+
+
+@pytest.mark.parametrize("spoil", [None, boom])
+def test_drafters_observe_together_what_they_observe_alone(spoil):
+    target, lender, lent = ToyBatchTarget(), Lender(Seeing(spoil=spoil)), {}
+
+    def drafter_of(seed):
+        return lent.setdefault(seed, lender.lend())
+
+    got, _ = run(Batch(target), target, range(12), drafter_of)
+    log = lender.drafter.log
+    assert got == {seed: alone(target, seed) for seed in range(12)}
+    for seed, drafter in lent.items():
+        given = settings(seed)
+        assert drafter.observed == [*given["prompt"], *got[seed][0][:-1]]
+    if spoil is None:
+        assert len(log["observed"]) > 5 and max(log["observed"]) >= 4
+    else:
+        assert "observed" not in log
+    sampled = {id(lent[seed]) for seed in range(1, 12, 3)}
+    n_sampled = sum(len(got[seed][0]) - 1 for seed in range(1, 12, 3))  # these step plainly
+    assert sum(id(one) in sampled for one in log["shown"]) > n_sampled
+
+
+def test_only_the_row_whose_drafter_cannot_observe_fails():
+    target, lender, wanted = ToyBatchTarget(), Lender(Seeing()), []
+    batch, got, errors = Batch(target), [[], [], []], []
+    for i in range(3):
+        drafter = lender.lend()
+        batch.add(Pair(target, drafter), [1 + i, 2], max_tokens=25, stop_ids=(), tag=i)
+        rounds = generate(Pair(target), [1 + i, 2], max_tokens=25, stop_ids=())
+        wanted.append([t for r in rounds for t in r.tokens])
+    for _ in range(4):  # the prompts, and the first rounds
+        for row, round_ in batch.step():
+            got[row.tag] += round_.tokens
+    batch.rows[1].run.drafter.fault = True
+    bad = batch.rows[1].tag
+    drain(batch, got, errors)
+    assert [row.tag for row, _ in errors] == [bad] and "boom" in str(errors[0][1])
+    assert all(got[i] == wanted[i] for i in range(3) if i != bad)
+    assert lender.drafter.log["observed"]
+
+
+def test_a_drafter_that_cannot_say_its_kin_goes_alone():
+    class Mute(Joint):
+        @property
+        def kin(self):
+            raise RuntimeError("boom")
+
+    target, lender = ToyBatchTarget(), Lender(Mute())
+    got, _ = run(Batch(target), target, range(0, 9, 3), lambda seed: lender.lend())
+    assert got == {seed: alone(target, seed) for seed in range(0, 9, 3)}
+    assert not lender.drafter.log["together"]
 
 
 def test_drafters_that_are_no_kin_are_kept_apart_and_a_lone_one_is_asked_alone():

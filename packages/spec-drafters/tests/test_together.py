@@ -1,4 +1,4 @@
-"""Forks of a block head that draft in one forward draft what each of them drafts alone."""
+"""Forks of a block head draft and observe together what each of them does alone."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 
 from spec_core import FixedCap, Pair, Sampling, TargetOutput, generate
 from spec_core.batch import Batch
-from spec_core.protocols import DraftAsk, DraftsTogether
+from spec_core.protocols import DraftAsk, DraftsTogether, Observation, ObservesTogether
 from spec_drafters import DFlash2Drafter, DFlashDrafter, DSparkDrafter, HybridDrafter, LookupDrafter
 from spec_drafters._blocks import BlockBody
 
@@ -90,6 +90,59 @@ def test_forks_draft_together_what_they_draft_alone(
     rounds([*drafters, drafters[1].fork()], rng, 2)
 
 
+def check_contexts(ones: list[Any], others: list[Any]) -> None:
+    for one, other in zip(ones, others, strict=True):
+        for a, b in zip(one._body._caches, other._body._caches, strict=True):
+            assert (a.n_rows, a.n_used) == (b.n_rows, b.n_used)
+            for mine, theirs in zip(a.rows(), b.rows(), strict=True):
+                assert (mine is None) == (theirs is None)
+                assert mine is None or mx.allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("family", "layout"), FAMILIES, ids=NAMES)
+def test_forks_observe_together_what_they_observe_alone(
+    family: Any, layout: Any, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(8)
+    drafter = make(family, layout, tmp_path, window=7)
+    sets = [[drafter.fork() for _ in range(4)] for _ in range(2)]
+    for n in range(9):
+        shown: list[Any] = []
+        for at, pair in enumerate(zip(*sets, strict=True)):
+            if (at + n) % 4 == 0:  # not in this round
+                continue
+            size = (1, 3, 2, 9, 300)[(at + n) % 5]
+            taps = [mx.array(rng.normal(size=(size, HIDDEN)), mx.float32) for _ in drafter.taps]
+            output = TargetOutput(mx.zeros((size, 1)), tuple(taps))
+            pair[0].observe([1] * size, output)
+            shown.append(Observation(pair[1], [1] * size, output))
+        assert isinstance(drafter, ObservesTogether)
+        shown[0].drafter.observe_together(shown)
+        if n % 3:
+            check_contexts(*sets)
+    ids = [[ask.alone().tokens.tolist() for ask in asks_of(one, [1, 2, 3, 4], [9] * 4)]
+           for one in sets]  # fmt: skip
+    assert ids[0] == ids[1]
+
+
+def test_rows_that_do_not_fit_leave_every_context_as_it_was(tmp_path: Path) -> None:
+    drafters = [make(DSparkDrafter, LAYOUTS["lfm2"], tmp_path)]
+    drafters += [drafters[0].fork() for _ in range(2)]
+    for drafter in drafters:
+        feed(drafter, 5, np.random.default_rng(1))
+
+    def output(width: int) -> TargetOutput:
+        return TargetOutput(mx.zeros((2, 1)), tuple(mx.ones((2, width)) for _ in "ab"))
+
+    widths = (HIDDEN, HIDDEN + 1, HIDDEN)
+    shown = [
+        Observation(one, [1, 2], output(width)) for one, width in zip(drafters, widths, strict=True)
+    ]
+    with pytest.raises(ValueError, match="concatenat"):
+        drafters[0].observe_together(shown)
+    assert [one._body.n_rows for one in drafters] == [5, 5, 5]
+
+
 @pytest.mark.parametrize("window", [0, 4, 7])
 @pytest.mark.parametrize("bits", [4, 16])
 def test_windows_and_packed_weights_change_nothing(window: int, bits: int, tmp_path: Path) -> None:
@@ -124,6 +177,20 @@ def test_what_cannot_go_together_says_so(tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Contexts in each joint observation."""
+    seen: list[int] = []
+    plain = BlockBody.observe_together
+
+    def counted(self: BlockBody, bodies: Any, taps: Any) -> None:
+        seen.append(len(bodies))
+        plain(self, bodies, taps)
+
+    monkeypatch.setattr(BlockBody, "observe_together", counted)
+    return seen
+
+
+@pytest.fixture
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Blocks in each forward of a body."""
     seen: list[int] = []
@@ -150,13 +217,16 @@ def test_hybrids_look_up_each_for_itself_and_the_rest_draft_together(
     sets = hybrids(tmp_path, 4), hybrids(tmp_path, 4)
     sources: set[str] = set()
 
-    def observe(at: int, tokens: list[int]) -> None:
-        taps = [mx.array(rng.normal(size=(len(tokens), HIDDEN)), mx.float32) for _ in "ab"]
-        for drafters in sets:
-            drafters[at].observe(tokens, TargetOutput(mx.zeros((len(tokens), 1)), tuple(taps)))
+    def observe(texts: list[list[int]]) -> None:
+        shown: list[Observation] = []
+        for at, tokens in enumerate(texts):
+            taps = [mx.array(rng.normal(size=(len(tokens), HIDDEN)), mx.float32) for _ in "ab"]
+            output = TargetOutput(mx.zeros((len(tokens), 1)), tuple(taps))
+            sets[1][at].observe(tokens, output)
+            shown.append(Observation(sets[0][at], tokens, output))
+        sets[0][0].observe_together(shown)
 
-    for at in range(4):
-        observe(at, [1, 2, 3, 1, 2][: 2 + at])
+    observe([[1, 2, 3, 1, 2][: 2 + at] for at in range(4)])
     n_joint = []
     for n in range(60):
         anchors = rng.integers(0, 4, 4).tolist()
@@ -167,15 +237,18 @@ def test_hybrids_look_up_each_for_itself_and_the_rest_draft_together(
         n_joint.append(list(forwards))
         if n % 5 == 0:  # as after a joint draft that was of no use
             joint = [ask.alone() for ask in asks]
+        texts: list[list[int]] = []
         for at, (one, other) in enumerate(zip(lone, joint, strict=True)):
             assert other is not None and (other.source, other.tokens.tolist()) == (
                 one.source, one.tokens.tolist(),
             )  # fmt: skip
             sources.add(one.source)
             kept = one.tokens.tolist()[: int(rng.integers(0, 3)) if one.source == "dspark" else 0]
-            observe(at, [anchors[at], *kept])
-            states = [vars(drafters[at]._rivalry) for drafters in sets]
-            assert states[0] == states[1]
+            texts.append([anchors[at], *kept])
+        observe(texts)
+        for one, other in zip(*sets, strict=True):
+            assert vars(one._rivalry) == vars(other._rivalry)
+            assert one.state().lookup == other.state().lookup
     assert sources == {"lookup", "dspark"}
     assert all(len(one) <= 1 for one in n_joint)
     assert {n for one in n_joint for n in one} >= {3, 4}  # some looked up, or none of them
@@ -236,7 +309,7 @@ def request(seed: int) -> dict[str, Any]:
     ids=["dspark", "dflash"],
 )
 def test_rows_of_a_mixed_batch_draft_together_and_equal_their_solo_runs(
-    family: Any, layout: Any, hybrid: bool, tmp_path: Path, forwards: list[int]
+    family: Any, layout: Any, hybrid: bool, tmp_path: Path, forwards: list[int], shown: list[int]
 ) -> None:
     target = TinyBatchTarget()
     drafter = make(family, layout, tmp_path)
@@ -259,3 +332,4 @@ def test_rows_of_a_mixed_batch_draft_together_and_equal_their_solo_runs(
                 batch.remove(row)
     assert got == want
     assert sum(n > 1 for n in forwards) > 5 and max(forwards) >= 3
+    assert len(shown) > 5 and min(shown) > 1 and max(shown) >= 3

@@ -20,7 +20,7 @@ from spec_core.errors import NumericsError, SpecError
 from spec_core.guide import Guide
 from spec_core.host import floats_as_ints, host_ints, ints_as_floats
 from spec_core.pair import Pair
-from spec_core.protocols import Cache, Cap, DraftAsk
+from spec_core.protocols import Cache, Cap, DraftAsk, Observation
 from spec_core.request import Request
 from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_row, target_probs
 from spec_core.step import HEADER, NO_DRAFTS, Forwarded, Outcome, Step, check_draft, n_bad_rows
@@ -331,12 +331,22 @@ class Run:
             stacklevel=2,
         )
 
-    def record(self, step: Forwarded, outcome: Outcome, kind: RoundKind, cap: int = 0) -> Round:
-        """After the commit: let the drafter observe, count, and make the round."""
+    def record(
+        self,
+        step: Forwarded,
+        outcome: Outcome,
+        kind: RoundKind,
+        cap: int = 0,
+        *,
+        observed: bool = False,
+    ) -> Round:
+        """After the commit: let the drafter observe, unless it has; count, and make the round."""
         tokens, drafts = outcome.tokens, outcome.drafts
         n_keep = len(tokens)
-        if kind != "prefill":
-            self.observe(step, [self.anchor, *drafts], n_keep)
+        if kind != "prefill" and not observed:
+            kept = self.kept(step, outcome)
+            if kept is not None:
+                kept.alone()
         if self.guide is not None:
             self.guide.advance(tokens)
         if self.seen is not None and drafts:
@@ -364,13 +374,13 @@ class Run:
             confidence=outcome.confidence,
         )
 
-    def observe(self, step: Forwarded, block: list[int], n_keep: int) -> None:
-        """Show the drafter the rows that were kept."""
+    def kept(self, step: Forwarded, outcome: Outcome) -> Observation | None:
+        """The rows of a round that its drafter is shown; None without one."""
         if self.drafter is None:
-            return
-        output = step.output
+            return None
+        output, n_keep = step.output, len(outcome.tokens)
         kept = TargetOutput(output.logits[:n_keep], tuple(t[:n_keep] for t in output.taps))
-        self.drafter.observe(block[:n_keep], kept)
+        return Observation(self.drafter, [self.anchor, *outcome.drafts][:n_keep], kept)
 
     def cut(self, tokens: list[int]) -> tuple[list[int], str, FinishReason | None]:
         """Keep tokens up to a stop; returns (kept ids, final text, reason).

@@ -244,6 +244,45 @@ class DraftsTogether(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One row's call of `Drafter.observe`, as data.
+
+    Attributes:
+        drafter: The row's own drafter.
+        tokens: As in `observe`.
+        output: As in `observe`.
+    """
+
+    drafter: Drafter
+    tokens: Sequence[int]
+    output: TargetOutput
+
+    def alone(self) -> None:
+        """Make the call."""
+        self.drafter.observe(self.tokens, self.output)
+
+
+@runtime_checkable
+class ObservesTogether(Protocol):
+    """A drafter that takes in rows together with others of its kin, after a shared round.
+
+    Optional, as `DraftsTogether`, and for greedy rows too.
+    """
+
+    @property
+    def kin(self) -> object | None:
+        """As in `DraftsTogether`."""
+        ...
+
+    def observe_together(self, observations: Sequence[Observation]) -> None:
+        """As `observe` of each, up to rounding. Called on the first observation's drafter.
+
+        When it raises, no drafter has taken anything in: each is then shown its rows by `observe`.
+        """
+        ...
+
+
 class Cap(Protocol):
     """How many drafts are worth verifying in the next round."""
 

@@ -14,10 +14,10 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core.ahead import Ahead
-from spec_core.asking import drafts_of
+from spec_core.asking import drafts_of, observed_together
 from spec_core.host import host_ints
 from spec_core.loop import Run
-from spec_core.protocols import Bounded, Crowd
+from spec_core.protocols import Bounded, Crowd, Observation
 from spec_core.step import NO_DRAFTS, Outcome
 from spec_core.together import Verdict, blocks_of, decide_rows
 from spec_core.types import Draft, Round, RoundKind
@@ -84,6 +84,9 @@ class _Flight:
         tokens = self.verdict.next_tokens
         here = [at for at, row in enumerate(self.rows) if row is not None]
         return tokens if len(here) == len(self.rows) else tokens[mx.array(here, mx.int32)]
+
+
+_Chosen = list[tuple[int, Row, Outcome | Exception]]  # each row's place, and what it emits
 
 
 @dataclass(slots=True)
@@ -241,7 +244,7 @@ class Shared:
 
     def _settle(self, flight: _Flight, values: list[list[int]]) -> Outcomes:
         """Cut each row at its stop, commit all, then hand out rounds."""
-        chosen: list[tuple[int, Row, Outcome | Exception]] = []
+        chosen: _Chosen = []
         for at, row in enumerate(flight.rows):
             if row is not None:
                 chosen.append((at, row, _chosen(row, flight, at, values[at])))
@@ -249,6 +252,7 @@ class Shared:
             kept = [0 if isinstance(c, Exception) else len(c.tokens) for _, _, c in chosen]
             self._target.commit_rows(self._cache, kept)
             flight.committed = True
+        observed = observed_together(_shown(flight, chosen))
         outcomes: Outcomes = []
         for at, row, choice in chosen:
             if isinstance(choice, Exception):
@@ -259,7 +263,8 @@ class Shared:
             step = flight.verdict.steps[at]
             kind: RoundKind = "verify" if step.draft.n_drafted else "plain"
             try:
-                outcomes.append((row, row.run.record(step, choice, kind, flight.caps[at])))
+                cap, told = flight.caps[at], at in observed
+                outcomes.append((row, row.run.record(step, choice, kind, cap, observed=told)))
             except Exception as error:
                 outcomes.append((row, error))
         return outcomes
@@ -343,6 +348,17 @@ class Shared:
 def _keys_of(run: Run) -> Any:
     """What restores a row's randomness; greedy rows have no use for it."""
     return None if run.request.sampling.greedy else run.keys.getstate()
+
+
+def _shown(flight: _Flight, chosen: _Chosen) -> dict[int, Observation]:
+    """What the drafters of greedy rows are shown; sampled ones see what they would see alone."""
+    shown: dict[int, Observation] = {}
+    for at, row, choice in chosen:
+        if isinstance(choice, Outcome) and row.run.request.sampling.greedy:
+            kept = row.run.kept(flight.verdict.steps[at], choice)
+            if kept is not None:
+                shown[at] = kept
+    return shown
 
 
 def _chosen(row: Row, flight: _Flight, at: int, values: list[int]) -> Outcome | Exception:

@@ -9,7 +9,7 @@ from typing import ClassVar, Self, cast
 import mlx.core as mx
 
 from spec_core import Draft, LoadError, Sampling, Target, TargetOutput
-from spec_core.protocols import DraftAsk
+from spec_core.protocols import DraftAsk, Observation
 from spec_drafters._blocks import BlockBody, check_fit
 from spec_drafters._checkpoint import Checkpoint, open_checkpoint, read_head
 from spec_drafters._context import BodyState, ContextBody
@@ -150,6 +150,11 @@ class BlockDrafter(ContextDrafter):
             Draft(tokens[i, :n], None, None if sure is None else sure[i, :n], self.name)
             for i, n in enumerate(caps)
         ]
+
+    def observe_together(self, observations: Sequence[Observation]) -> None:
+        """Append the committed rows of forks of one drafter; their taps are projected together."""
+        bodies = [cast(Self, one.drafter)._body for one in observations]
+        self._body.observe_together(bodies, [one.output.taps for one in observations])
 
     def _greedy_rows(
         self, anchors: Sequence[int], hidden: mx.array

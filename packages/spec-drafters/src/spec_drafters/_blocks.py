@@ -10,12 +10,13 @@ References:
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Self
 
 import mlx.core as mx
 
 from spec_core import LoadError, Target
-from spec_drafters._context import ContextBody, ContextCache
+from spec_drafters._context import ContextBody, ContextCache, Rows, take_in
 from spec_drafters._fit import check_taps, rounded_to_bf16
 from spec_drafters._head import HeadConfig, LayerView
 from spec_drafters._layers import (
@@ -109,6 +110,33 @@ class BlockBody(ContextBody):
             h = self._layer(layer, h, offset, caches, masks[view])
         return mx.fast.rms_norm(h, self._final_norm, body.eps)
 
+    def observe_together(self, bodies: Sequence[Self], taps: Sequence[Sequence[mx.array]]) -> None:
+        """Append each body's committed rows: all rows share each matrix product.
+
+        When it raises, no context has changed.
+
+        Args:
+            bodies: Bodies on the same weights.
+            taps: For each the taps of its rows, as `observe` takes them.
+        """
+        sizes = [one[0].shape[0] for one in taps]
+        keys, values = self._projected(
+            mx.concatenate([mx.concatenate(one, axis=-1) for one in taps])
+        )
+        firsts = [one.n_rows for one in bodies]
+        rows_of = zip(firsts, sizes, strict=True)
+        positions = [first + i for first, size in rows_of for i in range(size)]
+        shape = keys.shape  # (M, L, n_kv, hd)
+        keys = self._rotation(keys.flatten(1, 2)[:, :, None], mx.array(positions, mx.int32))
+        keys = keys.reshape(shape)
+        ends = list(accumulate(sizes))[:-1]
+        parts = [mx.split(x.transpose(1, 2, 0, 3), ends, axis=2) for x in (keys, values)]
+        n_layers = len(self._layers)
+        by_layer = [
+            [mx.split(part, n_layers) for part in pair] for pair in zip(*parts, strict=True)
+        ]
+        take_in(bodies, [list(zip(*pair, strict=True)) for pair in by_layer])
+
     def _norm(self, weights: Weights, name: str) -> mx.array:
         body = self.head.backbone
         return weights.keep(weights.array(name, (body.hidden_size,)) + body.norm_offset)
@@ -126,10 +154,17 @@ class BlockBody(ContextBody):
             return rows
         return (rows.reshape(-1, n_rows, rows.shape[-1]) + self._log_snr[:n_rows]).flatten(0, 1)
 
-    def _context_rows(self, taps: Sequence[mx.array]) -> list[tuple[mx.array, mx.array]]:
+    def _context_rows(self, taps: Sequence[mx.array]) -> Rows:
         """Keys and values of M committed rows for every layer, (1, n_kv, M, hd) each."""
+        keys, values = self._projected(mx.concatenate(list(taps), axis=-1))
+        keys = self._rotation(keys.transpose(1, 2, 0, 3), self.n_rows)  # (L, n_kv, M, hd)
+        values = values.transpose(1, 2, 0, 3)
+        return [(keys[i : i + 1], values[i : i + 1]) for i in range(len(self._layers))]
+
+    def _projected(self, rows: mx.array) -> tuple[mx.array, mx.array]:
+        """Unrotated keys, and values, of committed rows: (M, n H) -> 2 x (M, L, n_kv, hd)."""
         body = self.head.backbone
-        rows = mx.concatenate(list(taps), axis=-1).astype(self._dtype)
+        rows = rows.astype(self._dtype)
         context = mx.fast.rms_norm(self._fc(rows), self._hidden_norm, body.eps)  # (M, H)
         n_rows, n_layers = context.shape[0], len(self._layers)
         if self._joint_kv is not None:
@@ -138,10 +173,7 @@ class BlockBody(ContextBody):
             y = mx.stack([layer.kv(context) for layer in self._layers], axis=1)
         keys, values = split_kv(y, body.n_kv_heads, body.head_dim)  # (M, L, n_kv, hd)
         values = value_rows(keys, values, body.eps, body.kind == "gemma4")
-        keys = mx.fast.rms_norm(keys, None, body.eps) * self._k_norms[:, None, :]
-        keys = self._rotation(keys.transpose(1, 2, 0, 3), self.n_rows)  # (L, n_kv, M, hd)
-        values = values.transpose(1, 2, 0, 3)
-        return [(keys[i : i + 1], values[i : i + 1]) for i in range(n_layers)]
+        return mx.fast.rms_norm(keys, None, body.eps) * self._k_norms[:, None, :], values
 
     def _layer(
         self,

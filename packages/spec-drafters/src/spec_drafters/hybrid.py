@@ -13,7 +13,13 @@ import mlx.core as mx
 
 from spec_core import Draft, Drafter, Sampling, Target, TargetOutput, registry
 from spec_core.lending import Forkable, Lender
-from spec_core.protocols import DraftAsk, DraftsTogether, Shortenable
+from spec_core.protocols import (
+    DraftAsk,
+    DraftsTogether,
+    Observation,
+    ObservesTogether,
+    Shortenable,
+)
 from spec_drafters.lookup import LookupDrafter
 
 
@@ -90,11 +96,24 @@ class HybridDrafter:
 
     def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
         """Both observe; what the last draft brought decides about parking."""
+        self._note(tokens, output)
+        self.other.observe(tokens, output)
+
+    def observe_together(self, observations: Sequence[Observation]) -> None:
+        """The other drafters observe together, then each lookup by itself."""
+        hybrids = [cast(HybridDrafter, one.drafter) for one in observations]
+        rows = list(zip(hybrids, observations, strict=True))
+        others = [replace(one, drafter=hybrid.other) for hybrid, one in rows]
+        cast(ObservesTogether, others[0].drafter).observe_together(others)
+        for hybrid, one in rows:
+            hybrid._note(one.tokens, one.output)
+
+    def _note(self, tokens: Sequence[int], output: TargetOutput) -> None:
+        """What the last draft brought, and the rows for lookup."""
         if self._last is not None:
             self._rivalry.record(self._last, len(tokens) - 1)
             self._last = None
         self._lookup.observe(tokens, output)
-        self.other.observe(tokens, output)
 
     def fork(self) -> "HybridDrafter":
         """Another one with empty contexts; the other drafter is forked, or used by turns."""
