@@ -223,6 +223,17 @@ def test_only_the_row_whose_drafter_cannot_observe_fails():
     assert lender.drafter.log["observed"]
 
 
+def test_a_drafter_may_observe_together_and_draft_alone():
+    class Watcher(Seeing):
+        draft_together = property()  # no such member
+
+    target, lender = ToyBatchTarget(), Lender(Watcher())
+    got, _ = run(Batch(target), target, range(0, 9, 3), lambda seed: lender.lend())
+    assert got == {seed: alone(target, seed) for seed in range(0, 9, 3)}
+    log = lender.drafter.log
+    assert log["observed"] and log["alone"] and not log["together"]
+
+
 def test_a_drafter_that_cannot_say_its_kin_goes_alone():
     class Mute(Joint):
         @property

@@ -338,12 +338,12 @@ class Run:
         kind: RoundKind,
         cap: int = 0,
         *,
-        observed: bool = False,
+        told: bool = False,
     ) -> Round:
-        """After the commit: let the drafter observe, unless it has; count, and make the round."""
+        """After the commit: let the drafter observe, unless it was told; count, and make the round."""
         tokens, drafts = outcome.tokens, outcome.drafts
         n_keep = len(tokens)
-        if kind != "prefill" and not observed:
+        if kind != "prefill" and not told:
             kept = self.kept(step, outcome)
             if kept is not None:
                 kept.alone()

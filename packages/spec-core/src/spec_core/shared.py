@@ -264,7 +264,7 @@ class Shared:
             kind: RoundKind = "verify" if step.draft.n_drafted else "plain"
             try:
                 cap, told = flight.caps[at], at in observed
-                outcomes.append((row, row.run.record(step, choice, kind, cap, observed=told)))
+                outcomes.append((row, row.run.record(step, choice, kind, cap, told=told)))
             except Exception as error:
                 outcomes.append((row, error))
         return outcomes
