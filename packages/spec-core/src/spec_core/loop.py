@@ -332,15 +332,9 @@ class Run:
         )
 
     def record(
-        self,
-        step: Forwarded,
-        outcome: Outcome,
-        kind: RoundKind,
-        cap: int = 0,
-        *,
-        told: bool = False,
+        self, step: Forwarded, outcome: Outcome, kind: RoundKind, cap: int = 0, told: bool = False
     ) -> Round:
-        """After the commit: let the drafter observe, unless it was told; count, and make the round."""
+        """After the commit: tell the drafter, unless it was told; count, and make the round."""
         tokens, drafts = outcome.tokens, outcome.drafts
         n_keep = len(tokens)
         if kind != "prefill" and not told:
