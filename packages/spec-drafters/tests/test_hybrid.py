@@ -72,6 +72,19 @@ def test_lookup_is_parked_where_it_brings_less_and_probed_again() -> None:
     assert round_(drafter, 6) == "lookup"
 
 
+def test_a_round_that_is_asked_for_twice_counts_once_for_a_parked_lookup() -> None:
+    drafter = hybrid()
+    drafter.observe([6, 5], NOTHING)
+    ask(drafter, 9)
+    drafter.observe([9, 0, 0, 0], NOTHING)
+    drafter.observe(repeated(), NOTHING)
+    assert round_(drafter, 0) == "lookup"
+    for _ in range(16):
+        ask(drafter, 4)  # its forward fails; the round is repeated
+        assert round_(drafter, 3) == "toy"
+    assert round_(drafter, 0) == "lookup"
+
+
 def test_plain_steps_say_nothing_about_either() -> None:
     drafter = hybrid()
     drafter.observe([6, 5], NOTHING)

@@ -20,7 +20,7 @@ from spec_core.errors import NumericsError, SpecError
 from spec_core.guide import Guide
 from spec_core.host import floats_as_ints, host_ints, ints_as_floats
 from spec_core.pair import Pair
-from spec_core.protocols import Cache, Cap
+from spec_core.protocols import Cache, Cap, DraftAsk, Observation
 from spec_core.request import Request
 from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_row, target_probs
 from spec_core.step import HEADER, NO_DRAFTS, Forwarded, Outcome, Step, check_draft, n_bad_rows
@@ -201,11 +201,18 @@ class Run:
 
     def propose(self, cap: int) -> Draft:
         """Ask the drafter for at most `cap` tokens, at least 1."""
+        ask = self.ask(cap)
+        return self.checked(ask, ask.alone())
+
+    def ask(self, cap: int) -> DraftAsk:
+        """What the drafter is asked in this round; takes the round's key."""
         assert self.drafter is not None
-        sampling = self.request.sampling
-        draft = self.drafter.draft(self.anchor, cap, sampling=sampling, key=self.next_key())
-        check_draft(draft, self.drafter.name, cap, self.target.vocab_size)
-        return draft if draft.source else replace(draft, source=self.drafter.name)
+        return DraftAsk(self.drafter, self.anchor, cap, self.request.sampling, self.next_key())
+
+    def checked(self, ask: DraftAsk, draft: Draft) -> Draft:
+        """A draft that keeps the contract, with its source."""
+        check_draft(draft, ask.drafter.name, ask.cap, self.target.vocab_size)
+        return draft if draft.source else replace(draft, source=ask.drafter.name)
 
     def plain_steps(self) -> Iterator[Round]:
         """Steps of one row, each enqueued before the one before it is read."""
@@ -324,12 +331,16 @@ class Run:
             stacklevel=2,
         )
 
-    def record(self, step: Forwarded, outcome: Outcome, kind: RoundKind, cap: int = 0) -> Round:
-        """After the commit: let the drafter observe, count, and make the round."""
+    def record(
+        self, step: Forwarded, outcome: Outcome, kind: RoundKind, cap: int = 0, told: bool = False
+    ) -> Round:
+        """After the commit: tell the drafter, unless it was told; count, and make the round."""
         tokens, drafts = outcome.tokens, outcome.drafts
         n_keep = len(tokens)
-        if kind != "prefill":
-            self.observe(step, [self.anchor, *drafts], n_keep)
+        if kind != "prefill" and not told:
+            kept = self.kept(step, outcome)
+            if kept is not None:
+                kept.alone()
         if self.guide is not None:
             self.guide.advance(tokens)
         if self.seen is not None and drafts:
@@ -357,13 +368,13 @@ class Run:
             confidence=outcome.confidence,
         )
 
-    def observe(self, step: Forwarded, block: list[int], n_keep: int) -> None:
-        """Show the drafter the rows that were kept."""
+    def kept(self, step: Forwarded, outcome: Outcome) -> Observation | None:
+        """The rows of a round that its drafter is shown; None without one."""
         if self.drafter is None:
-            return
-        output = step.output
+            return None
+        output, n_keep = step.output, len(outcome.tokens)
         kept = TargetOutput(output.logits[:n_keep], tuple(t[:n_keep] for t in output.taps))
-        self.drafter.observe(block[:n_keep], kept)
+        return Observation(self.drafter, [self.anchor, *outcome.drafts][:n_keep], kept)
 
     def cut(self, tokens: list[int]) -> tuple[list[int], str, FinishReason | None]:
         """Keep tokens up to a stop; returns (kept ids, final text, reason).

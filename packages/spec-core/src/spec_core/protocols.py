@@ -7,6 +7,7 @@ serves many sequences. A drafter serves one sequence at a time.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from inspect import getattr_static
 from typing import Any, Protocol, runtime_checkable
 
@@ -194,6 +195,91 @@ class Shortenable(Protocol):
 
     def shortened(self, state: Any, n_rows: int) -> Any:
         """What `state` would have given after the first `n_rows` rows; None where it cannot say."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAsk:
+    """One row's call of `Drafter.draft`, as data.
+
+    Attributes:
+        drafter: The row's own drafter, with its own context.
+        anchor: As in `draft`.
+        cap: As in `draft`; differs by row.
+        sampling: As in `draft`.
+        key: As in `draft`.
+    """
+
+    drafter: Drafter
+    anchor: int
+    cap: int
+    sampling: Sampling
+    key: mx.array
+
+    def alone(self) -> Draft:
+        """Make the call."""
+        return self.drafter.draft(self.anchor, self.cap, sampling=self.sampling, key=self.key)
+
+
+@runtime_checkable
+class DraftsTogether(Protocol):
+    """A drafter that drafts in one forward with others of its kin, such as its forks.
+
+    Optional: rows whose drafters lack it are asked one by one. Only greedy rows are asked together,
+    since what a sampled row draws must not depend on the rows beside it.
+    """
+
+    @property
+    def kin(self) -> object | None:
+        """The same object for all drafters that draft together; None for one that goes alone."""
+        ...
+
+    def draft_together(self, asks: Sequence[DraftAsk]) -> Sequence[Draft | None]:
+        """What `draft` would give for each ask, up to rounding. Reads nothing from the device.
+
+        Called on the first ask's drafter; the drafters differ, and all have its `kin`. When it
+        raises, gives a draft that breaks the contract, or None for an ask, the drafter is asked by
+        `draft`, in the same round and with the same key; it must not have moved on.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One row's call of `Drafter.observe`, as data.
+
+    Attributes:
+        drafter: The row's own drafter.
+        tokens: As in `observe`.
+        output: As in `observe`.
+    """
+
+    drafter: Drafter
+    tokens: Sequence[int]
+    output: TargetOutput
+
+    def alone(self) -> None:
+        """Make the call."""
+        self.drafter.observe(self.tokens, self.output)
+
+
+@runtime_checkable
+class ObservesTogether(Protocol):
+    """A drafter that takes in rows together with others of its kin, after a shared round.
+
+    Optional, as `DraftsTogether`, and for greedy rows too.
+    """
+
+    @property
+    def kin(self) -> object | None:
+        """As in `DraftsTogether`."""
+        ...
+
+    def observe_together(self, observations: Sequence[Observation]) -> None:
+        """As `observe` of each, up to rounding. Called on the first observation's drafter.
+
+        When it raises, no drafter has taken anything in: each is then shown its rows by `observe`.
+        """
         ...
 
 

@@ -1,8 +1,9 @@
 """Rows that share a target's forward: they join, decode round by round, and leave.
 
-A round drafts row by row, verifies all rows in one forward and accepts row by row. While nobody
-drafts, rounds are pipelined as in the loop: the next step is enqueued before the tokens of the one
-before are read. What a row emits is what it would emit alone. Knows nothing about prompts.
+A round drafts row by row (together where drafters can, see `asking`), verifies all rows in one
+forward and accepts row by row. While nobody drafts, rounds are pipelined as in the loop: the next
+step is enqueued before the tokens of the one before are read. What a row emits is what it would
+emit alone. Knows nothing about prompts.
 """
 
 import time
@@ -13,9 +14,10 @@ from typing import Any
 import mlx.core as mx
 
 from spec_core.ahead import Ahead
+from spec_core.asking import drafts_of, observed_together
 from spec_core.host import host_ints
 from spec_core.loop import Run
-from spec_core.protocols import Bounded, Crowd
+from spec_core.protocols import Bounded, Crowd, Observation
 from spec_core.step import NO_DRAFTS, Outcome
 from spec_core.together import Verdict, blocks_of, decide_rows
 from spec_core.types import Draft, Round, RoundKind
@@ -82,6 +84,9 @@ class _Flight:
         tokens = self.verdict.next_tokens
         here = [at for at, row in enumerate(self.rows) if row is not None]
         return tokens if len(here) == len(self.rows) else tokens[mx.array(here, mx.int32)]
+
+
+_Chosen = list[tuple[int, Row, Outcome | Exception]]  # each row's place, and what it emits
 
 
 @dataclass(slots=True)
@@ -216,7 +221,7 @@ class Shared:
                 row.run.since = time.perf_counter()
         before = [(row.run.seen, _keys_of(row.run)) for row in rows]
         caps = [0 if ahead else self._cap(row) for row in rows]
-        drafts = [_draft(row, cap) for row, cap in zip(rows, caps, strict=True)]
+        drafts = drafts_of([row.run for row in rows], caps)
         allowed, self._asked = self._allowed(), None
         for row in rows:
             row.run.asked = None
@@ -239,7 +244,7 @@ class Shared:
 
     def _settle(self, flight: _Flight, values: list[list[int]]) -> Outcomes:
         """Cut each row at its stop, commit all, then hand out rounds."""
-        chosen: list[tuple[int, Row, Outcome | Exception]] = []
+        chosen: _Chosen = []
         for at, row in enumerate(flight.rows):
             if row is not None:
                 chosen.append((at, row, _chosen(row, flight, at, values[at])))
@@ -247,6 +252,7 @@ class Shared:
             kept = [0 if isinstance(c, Exception) else len(c.tokens) for _, _, c in chosen]
             self._target.commit_rows(self._cache, kept)
             flight.committed = True
+        observed = observed_together(_shown(flight, chosen))
         outcomes: Outcomes = []
         for at, row, choice in chosen:
             if isinstance(choice, Exception):
@@ -257,7 +263,8 @@ class Shared:
             step = flight.verdict.steps[at]
             kind: RoundKind = "verify" if step.draft.n_drafted else "plain"
             try:
-                outcomes.append((row, row.run.record(step, choice, kind, flight.caps[at])))
+                cap, told = flight.caps[at], at in observed
+                outcomes.append((row, row.run.record(step, choice, kind, cap, told=told)))
             except Exception as error:
                 outcomes.append((row, error))
         return outcomes
@@ -343,13 +350,15 @@ def _keys_of(run: Run) -> Any:
     return None if run.request.sampling.greedy else run.keys.getstate()
 
 
-def _draft(row: Row, cap: int) -> Draft | Exception:
-    if not cap:
-        return NO_DRAFTS
-    try:
-        return row.run.propose(cap)
-    except Exception as error:
-        return error
+def _shown(flight: _Flight, chosen: _Chosen) -> dict[int, Observation]:
+    """What the drafters of greedy rows are shown; sampled ones see what they would see alone."""
+    shown: dict[int, Observation] = {}
+    for at, row, choice in chosen:
+        if isinstance(choice, Outcome) and row.run.request.sampling.greedy:
+            kept = row.run.kept(flight.verdict.steps[at], choice)
+            if kept is not None:
+                shown[at] = kept
+    return shown
 
 
 def _chosen(row: Row, flight: _Flight, at: int, values: list[int]) -> Outcome | Exception:

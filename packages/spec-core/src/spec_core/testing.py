@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from spec_core.errors import StateError
 from spec_core.lending import Forkable
-from spec_core.protocols import Drafter, Shortenable, Target
+from spec_core.protocols import DraftAsk, Drafter, DraftsTogether, Shortenable, Target
 from spec_core.sampling import Sampling
 from spec_core.toys import ScriptedDrafter, ToyCache, ToyDrafter, ToyTarget
 from spec_core.types import TargetOutput
@@ -148,6 +148,26 @@ def _check_fork(drafter: Any, vocab_size: int, hidden_size: int) -> None:
     got = [drafts(fork, prompt[0]) for fork, prompt in zip(forks, prompts, strict=True)]
     assert got == want, "a fork drafts otherwise than the drafter it came from"
     assert drafts(drafter, prompts[-1][0]) == want[-1], "a fork changed the drafter it came from"
+    if isinstance(forks[0], DraftsTogether) and forks[0].kin is not None:
+        _check_together(forks, [prompt[0] for prompt in prompts], want)
+        got = [drafts(fork, prompt[0]) for fork, prompt in zip(forks, prompts, strict=True)]
+        assert got == want, "a joint draft moved a drafter on"
+
+
+def _check_together(forks: list[Any], anchors: list[int], alone: list[list[int]]) -> None:
+    """A joint draft gives each fork its own draft, to its own cap; rounding may change some ids."""
+    assert all(fork.kin is forks[0].kin for fork in forks), "forks must have the same kin"
+    key, caps = mx.random.key(3), [forks[0].max_draft, 1]
+    rows = zip(forks, anchors, caps, strict=True)
+    asks = [DraftAsk(fork, anchor, cap, Sampling(), key) for fork, anchor, cap in rows]
+    drafts = forks[0].draft_together(asks)
+    assert len(drafts) == len(asks), f"{len(drafts)} joint drafts for {len(asks)} asks"
+    alike: list[bool] = []
+    for draft, cap, want in zip(drafts, caps, alone, strict=True):
+        got = want[:cap] if draft is None else _ints(draft.tokens)
+        assert len(got) <= cap, f"{len(got)} joint drafts of one row for cap {cap}"
+        alike += [a == b for a, b in zip(got, want, strict=False)]
+    assert 2 * sum(alike) >= len(alike), "forks draft otherwise together than alone"
 
 
 def _check_shortened(drafter: Any, vocab_size: int, hidden_size: int) -> None:

@@ -4,11 +4,12 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Self, cast
 
 import mlx.core as mx
 
-from spec_core import LoadError, Sampling, Target, TargetOutput
+from spec_core import Draft, LoadError, Sampling, Target, TargetOutput
+from spec_core.protocols import DraftAsk, Observation
 from spec_drafters._blocks import BlockBody, check_fit
 from spec_drafters._checkpoint import Checkpoint, open_checkpoint, read_head
 from spec_drafters._context import BodyState, ContextBody
@@ -66,6 +67,8 @@ class ContextDrafter:
 class BlockDrafter(ContextDrafter):
     """A block head beside its target; a family adds its `draft`.
 
+    Forks draft together (`DraftsTogether`) where the family adds `_greedy_rows` and a `kin`.
+
     Args:
         checkpoint: An opened checkpoint.
         target: The model it drafts for.
@@ -121,6 +124,49 @@ class BlockDrafter(ContextDrafter):
         """K, drafts of a whole block."""
         return self.head.n_drafts
 
+    @property
+    def kin(self) -> object | None:
+        """What drafters that draft together share; None for one that drafts alone."""
+        return None
+
+    def draft_together(self, asks: Sequence[DraftAsk]) -> list[Draft | None]:
+        """Greedy drafts of forks of one drafter: one forward over all their blocks.
+
+        Every block is as wide as the largest cap asks, and each draft is cut: what a slot drafts
+        depends on no later slot, unless the head looks both ways and the width is fixed anyway.
+        """
+        caps = [min(ask.cap, self.max_draft) for ask in asks]
+        bodies = [cast(Self, ask.drafter)._body for ask in asks]
+        anchors = [ask.anchor for ask in asks]
+        n_drafts, first = max(caps), self.head.logits_start
+        n_rows = self._n_rows(n_drafts)
+        rows = self._body.hidden_together(bodies, anchors, n_rows)
+        rows = rows.reshape(len(asks), n_rows, -1)[:, first : first + n_drafts]  # (R, K, H)
+        hidden = rows.swapaxes(0, 1).flatten(0, 1)  # (K * R, H), slot by slot
+        tokens, confidence = self._greedy_rows(anchors, hidden)
+        tokens = tokens.reshape(n_drafts, -1).T  # (R, K)
+        sure = None if confidence is None else confidence.reshape(n_drafts, -1).T
+        return [
+            Draft(tokens[i, :n], None, None if sure is None else sure[i, :n], self.name)
+            for i, n in enumerate(caps)
+        ]
+
+    def observe_together(self, observations: Sequence[Observation]) -> None:
+        """Append the committed rows of forks of one drafter; their taps are projected together."""
+        bodies = [cast(Self, one.drafter)._body for one in observations]
+        self._body.observe_together(bodies, [one.output.taps for one in observations])
+
+    def _greedy_rows(
+        self, anchors: Sequence[int], hidden: mx.array
+    ) -> tuple[mx.array, mx.array | None]:
+        """Target ids and confidence of K slots of R drafts, (K * R,) each, slot by slot.
+
+        Args:
+            anchors: R of them.
+            hidden: Final rows of slot 0 of all drafts, then of slot 1, ..., shape (K * R, H).
+        """
+        raise NotImplementedError
+
     def _take_extras(self, weights: Weights, target: Target) -> None:
         """Take the tensors that only this family has."""
 
@@ -130,8 +176,10 @@ class BlockDrafter(ContextDrafter):
         A bidirectional block always runs at its trained width: a narrower one is another
         distribution. A causal block may end early.
         """
+        first = self.head.logits_start
+        return self._body.hidden(anchor, self._n_rows(n_drafts))[first : first + n_drafts]
+
+    def _n_rows(self, n_drafts: int) -> int:
         head = self.head
         causal = all(view.causal for view in head.backbone.views)
-        n_rows = head.logits_start + n_drafts if causal else head.block_size
-        rows = self._body.hidden(anchor, n_rows)
-        return rows[head.logits_start : head.logits_start + n_drafts]
+        return head.logits_start + n_drafts if causal else head.block_size

@@ -10,15 +10,18 @@ References:
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import Self
 
 import mlx.core as mx
 
 from spec_core import LoadError, Target
-from spec_drafters._context import ContextBody, ContextCache
+from spec_drafters._context import ContextBody, ContextCache, Rows, take_in
 from spec_drafters._fit import check_taps, rounded_to_bf16
 from spec_drafters._head import HeadConfig, LayerView
 from spec_drafters._layers import (
     Layer,
+    Mask,
     attend,
     gated_mlp,
     layer_step,
@@ -74,23 +77,72 @@ class BlockBody(ContextBody):
 
     def hidden(self, anchor: int, n_rows: int) -> mx.array:
         """Forward the block `[anchor, mask, ...]` and return its final normed rows, (n_rows, H)."""
-        self._unflushed = False
-        head, body = self.head, self.head.backbone
-        ids = mx.array([anchor] + [head.mask_id] * (n_rows - 1), mx.int32)
-        h = self._embed(ids)
-        position = self.n_rows
-        masks: dict[LayerView, mx.array | str | None] = {}
-        for layer, view, cache in zip(self._layers, body.views, self._caches, strict=True):
+        return self.hidden_together([self], [anchor], n_rows)
+
+    def hidden_together(
+        self, bodies: Sequence[Self], anchors: Sequence[int], n_rows: int
+    ) -> mx.array:
+        """Forward one block of `n_rows` rows for each of R bodies on the same weights.
+
+        All rows share each matrix product; attention goes body by body, over its own context.
+
+        Args:
+            bodies: R of them, each with its own context.
+            anchors: Their anchors.
+            n_rows: Rows of each block.
+
+        Returns:
+            Final normed rows, block after block, shape (R * n_rows, H).
+        """
+        head, body, n_seq = self.head, self.head.backbone, len(bodies)
+        ids: list[int] = []
+        for one, anchor in zip(bodies, anchors, strict=True):
+            one._unflushed = False
+            ids += [anchor] + [head.mask_id] * (n_rows - 1)
+        h = self._embed(mx.array(ids, mx.int32), n_rows)
+        offsets = [one.n_rows for one in bodies]
+        offset = offsets[0] if n_seq == 1 else mx.array(offsets, mx.int32)
+        masks: dict[LayerView, list[Mask]] = {}
+        for i, (layer, view) in enumerate(zip(self._layers, body.views, strict=True)):
+            caches = [one._caches[i] for one in bodies]
             if view not in masks:
-                masks[view] = _mask(view, cache, n_rows)
-            h = self._layer(layer, h, position, cache, masks[view])
+                masks[view] = [_mask(view, cache, n_rows) for cache in caches]
+            h = self._layer(layer, h, offset, caches, masks[view])
         return mx.fast.rms_norm(h, self._final_norm, body.eps)
+
+    def observe_together(self, bodies: Sequence[Self], taps: Sequence[Sequence[mx.array]]) -> None:
+        """Append each body's committed rows: all rows share each matrix product.
+
+        When it raises, no context has changed.
+
+        Args:
+            bodies: Bodies on the same weights.
+            taps: For each the taps of its rows, as `observe` takes them.
+        """
+        sizes = [one[0].shape[0] for one in taps]
+        keys, values = self._projected(
+            mx.concatenate([mx.concatenate(one, axis=-1) for one in taps])
+        )
+        firsts = [one.n_rows for one in bodies]
+        rows_of = zip(firsts, sizes, strict=True)
+        positions = [first + i for first, size in rows_of for i in range(size)]
+        shape = keys.shape  # (M, L, n_kv, hd)
+        keys = self._rotation(keys.flatten(1, 2)[:, :, None], mx.array(positions, mx.int32))
+        keys = keys.reshape(shape)
+        ends = list(accumulate(sizes))[:-1]
+        parts = [mx.split(x.transpose(1, 2, 0, 3), ends, axis=2) for x in (keys, values)]
+        n_layers = len(self._layers)
+        by_layer = [
+            [mx.split(part, n_layers) for part in pair] for pair in zip(*parts, strict=True)
+        ]
+        take_in(bodies, [list(zip(*pair, strict=True)) for pair in by_layer])
 
     def _norm(self, weights: Weights, name: str) -> mx.array:
         body = self.head.backbone
         return weights.keep(weights.array(name, (body.hidden_size,)) + body.norm_offset)
 
-    def _embed(self, ids: mx.array) -> mx.array:
+    def _embed(self, ids: mx.array, n_rows: int) -> mx.array:
+        """Rows of blocks of n_rows ids each, one after the other."""
         if self._embedding is not None:
             rows = self._embedding.lookup(ids)
         else:
@@ -98,12 +150,21 @@ class BlockBody(ContextBody):
         rows = rows.astype(self._dtype)
         if self._scale != 1.0:
             rows = rows * self._scale
-        return rows if self._log_snr is None else rows + self._log_snr[: ids.shape[0]]
+        if self._log_snr is None:
+            return rows
+        return (rows.reshape(-1, n_rows, rows.shape[-1]) + self._log_snr[:n_rows]).flatten(0, 1)
 
-    def _context_rows(self, taps: Sequence[mx.array]) -> list[tuple[mx.array, mx.array]]:
+    def _context_rows(self, taps: Sequence[mx.array]) -> Rows:
         """Keys and values of M committed rows for every layer, (1, n_kv, M, hd) each."""
+        keys, values = self._projected(mx.concatenate(list(taps), axis=-1))
+        keys = self._rotation(keys.transpose(1, 2, 0, 3), self.n_rows)  # (L, n_kv, M, hd)
+        values = values.transpose(1, 2, 0, 3)
+        return [(keys[i : i + 1], values[i : i + 1]) for i in range(len(self._layers))]
+
+    def _projected(self, rows: mx.array) -> tuple[mx.array, mx.array]:
+        """Unrotated keys, and values, of committed rows: (M, n H) -> 2 x (M, L, n_kv, hd)."""
         body = self.head.backbone
-        rows = mx.concatenate(list(taps), axis=-1).astype(self._dtype)
+        rows = rows.astype(self._dtype)
         context = mx.fast.rms_norm(self._fc(rows), self._hidden_norm, body.eps)  # (M, H)
         n_rows, n_layers = context.shape[0], len(self._layers)
         if self._joint_kv is not None:
@@ -112,23 +173,21 @@ class BlockBody(ContextBody):
             y = mx.stack([layer.kv(context) for layer in self._layers], axis=1)
         keys, values = split_kv(y, body.n_kv_heads, body.head_dim)  # (M, L, n_kv, hd)
         values = value_rows(keys, values, body.eps, body.kind == "gemma4")
-        keys = mx.fast.rms_norm(keys, None, body.eps) * self._k_norms[:, None, :]
-        keys = self._rotation(keys.transpose(1, 2, 0, 3), self.n_rows)  # (L, n_kv, M, hd)
-        values = values.transpose(1, 2, 0, 3)
-        return [(keys[i : i + 1], values[i : i + 1]) for i in range(n_layers)]
+        return mx.fast.rms_norm(keys, None, body.eps) * self._k_norms[:, None, :], values
 
     def _layer(
         self,
         layer: Layer,
         h: mx.array,
-        position: int,
-        cache: ContextCache,
-        mask: mx.array | str | None,
+        offset: int | mx.array,
+        caches: Sequence[ContextCache],
+        masks: Sequence[Mask],
     ) -> mx.array:
         body = self.head.backbone
+        contexts = [(c.with_block, mask) for c, mask in zip(caches, masks, strict=True)]
 
         def attention(x: mx.array) -> mx.array:
-            return attend(layer, body, self._rotation, x, position, cache.with_block, mask)
+            return attend(layer, body, self._rotation, x, offset, contexts)
 
         def mlp(x: mx.array) -> mx.array:
             return gated_mlp(layer.gate_up, layer.down, x, gemma=body.kind == "gemma4")
@@ -143,7 +202,7 @@ def _rows_kept(view: LayerView, window: int) -> int | None:
     return None if view.causal else window or None
 
 
-def _mask(view: LayerView, cache: ContextCache, n_rows: int) -> mx.array | str | None:
+def _mask(view: LayerView, cache: ContextCache, n_rows: int) -> Mask:
     """Which keys each block row sees: None for all, "causal", or (B, n_used + B) bool."""
     start = cache.n_rows
     if view.window is None or start + n_rows <= view.window:

@@ -6,6 +6,7 @@ References:
     DSpark as released with DeepSpec (deepseek-ai). Losslessness: arXiv:2211.17192.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -55,35 +56,57 @@ class Chain:
             sampling: What drafts are drawn with.
             key: Randomness.
         """
-        tokens, probs, embedded = self._walk(anchor, hidden, logits, sampling, key)
+        keys = None if sampling.greedy else mx.random.split(key, logits.shape[0])
+        tokens, probs, embedded = self._walk([anchor], hidden, logits, sampling, keys)
         confidence = None if self.confidence is None else self.confidence(hidden, embedded)
         draft = Draft(tokens, probs, confidence, NAME)
         return self._cut(draft, confidence) if self.threshold > 0 else draft
 
+    def draft_rows(
+        self, anchors: Sequence[int], hidden: mx.array, logits: mx.array
+    ) -> tuple[mx.array, mx.array | None]:
+        """Draft greedily for R sequences at once; reads nothing from the device.
+
+        Args:
+            anchors: Target ids before the first slots, R of them.
+            hidden: Rows of slot 0 of all sequences, then of slot 1, ..., shape (K * R, H).
+            logits: Before the Markov bias, in the same order, shape (K * R, Vd), float32.
+
+        Returns:
+            Target ids, and confidence or None, in the same order, shape (K * R,).
+        """
+        tokens, _, embedded = self._walk(anchors, hidden, logits, Sampling(), None)
+        if self.confidence is None:
+            return tokens, None
+        return tokens, self.confidence(hidden, embedded, len(anchors))
+
     def _walk(
         self,
-        anchor: int,
+        anchors: Sequence[int],
         hidden: mx.array,
         logits: mx.array,
         sampling: Sampling,
-        key: mx.array,
+        keys: mx.array | None,
     ) -> tuple[mx.array, mx.array | None, mx.array | None]:
-        """Draft slot by slot: target ids (K,), q (K, V), and W1 of each slot's predecessor."""
-        n_drafts, markov = logits.shape[0], self.markov
-        keys = mx.random.split(key, n_drafts)
-        previous = mx.array([anchor], mx.int32)
-        state = mx.zeros((1, markov.rank if markov else 1), hidden.dtype)
+        """Draft slot by slot: target ids (K,), q (K, V), and W1 of each slot's predecessor.
+
+        Greedy drafts of R sequences go side by side, R rows a slot; only one is drawn at a time.
+        """
+        n_seq, markov = len(anchors), self.markov
+        previous = mx.array(list(anchors), mx.int32)  # (R,)
+        state = mx.zeros((n_seq, markov.rank if markov else 1), hidden.dtype)
         tokens: list[mx.array] = []
         rows: list[mx.array] = []
         chosen_by: list[mx.array] = []
         embedded: list[mx.array] = []
-        for slot in range(n_drafts):
-            row = logits[slot : slot + 1]  # (1, Vd)
+        for slot in range(logits.shape[0] // n_seq):
+            start, end = slot * n_seq, (slot + 1) * n_seq
+            row = logits[start:end]  # (R, Vd)
             if markov is not None:
                 embedded.append(markov.before.lookup(previous))
-                bias, state = markov.bias(embedded[-1], hidden[slot : slot + 1], state)
+                bias, state = markov.bias(embedded[-1], hidden[start:end], state)
                 row = row + bias.astype(mx.float32)
-            if sampling.greedy:
+            if keys is None:
                 drafted = mx.argmax(row, axis=-1)
             else:
                 rows.append(target_probs(row, sampling))

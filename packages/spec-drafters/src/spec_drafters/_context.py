@@ -153,6 +153,7 @@ class ContextCache:
         self._values = _grown(self._values, values, size + self._n_block, self.n_used)
 
 
+Rows = list[tuple[mx.array, mx.array]]  # keys and values of every layer
 BodyState = tuple[ContextState, ...]
 
 
@@ -172,22 +173,13 @@ class ContextBody:
 
     def observe(self, taps: Sequence[mx.array]) -> None:
         """Append committed rows: one tap of shape (M, H_target) per tapped layer."""
-        if self._unflushed:
-            # Writes of an earlier call that no draft has read; done by now, so this is in place.
-            mx.async_eval([a for cache in self._caches for a in cache.arrays])
-        rows = self._context_rows(taps)
-        mx.async_eval(rows)
-        # The writes themselves stay in the graph until the next draft or observe: MLX writes in
-        # place only into a buffer that no running computation holds.
-        for cache, (keys, values) in zip(self._caches, rows, strict=True):
-            cache.append(keys, values)
-        self._unflushed = True
+        take_in([self], [self._context_rows(taps)])
 
     def hidden(self, anchor: int, n_rows: int) -> mx.array:
         """Forward the block `[anchor, mask, ...]` and return its rows, (n_rows, H)."""
         raise NotImplementedError
 
-    def _context_rows(self, taps: Sequence[mx.array]) -> list[tuple[mx.array, mx.array]]:
+    def _context_rows(self, taps: Sequence[mx.array]) -> Rows:
         """Keys and values of M committed rows for every layer, (1, n_kv, M, head_dim) each."""
         raise NotImplementedError
 
@@ -218,6 +210,21 @@ class ContextBody:
         """Go on from a snapshot."""
         for cache, part in zip(self._caches, state, strict=True):
             cache.restore(part)
+
+
+def take_in(bodies: Sequence[ContextBody], rows: Sequence[Rows]) -> None:
+    """Append to each body's context what its committed rows became; enqueues, waits for nothing."""
+    late = [one for one in bodies if one._unflushed]
+    if late:
+        # Writes of an earlier call that no draft has read; done by now, so this is in place.
+        mx.async_eval([a for one in late for cache in one._caches for a in cache.arrays])
+    mx.async_eval(list(rows))
+    # The writes themselves stay in the graph until the next draft or observe: MLX writes in
+    # place only into a buffer that no running computation holds.
+    for one, own in zip(bodies, rows, strict=True):
+        for cache, (keys, values) in zip(one._caches, own, strict=True):
+            cache.append(keys, values)
+        one._unflushed = True
 
 
 def _grown(old: mx.array | None, like: mx.array, n_rows: int, n_used: int) -> mx.array:

@@ -6,7 +6,7 @@ References:
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -175,6 +175,7 @@ def value_rows(keys: mx.array, values: mx.array | None, eps: float, gemma: bool)
 # the launches of plain operations.
 _FOLDED = 1 << 26
 KeysValues = Callable[[mx.array, mx.array], tuple[mx.array, mx.array]]
+Mask = mx.array | str | None  # as `mx.fast.scaled_dot_product_attention` takes it
 Sublayer = Callable[[mx.array], mx.array]
 
 
@@ -206,36 +207,40 @@ def attend(
     body: Backbone,
     rotation: Rotation,
     normed: mx.array,
-    position: int,
-    keys_values: KeysValues,
-    mask: mx.array | str | None,
+    offset: int | mx.array,
+    contexts: Sequence[tuple[KeysValues, Mask]],
 ) -> mx.array:
-    """Attention of block rows over the context and themselves: (B, H) -> (B, H).
+    """Attention of block rows over the context and themselves: (R * B, H) -> (R * B, H).
 
     Args:
         layer: Weights.
         body: Sizes.
         rotation: Rotary positions.
-        normed: Normed rows, shape (B, H).
-        position: Absolute position of the first row.
-        keys_values: Puts the block's keys and values behind the context's.
-        mask: As `mx.fast.scaled_dot_product_attention` takes it.
+        normed: Normed rows of R sequences' blocks, one after the other, shape (R * B, H).
+        offset: Absolute position of each block's first row, shape (R,); a number for R = 1.
+        contexts: For each sequence what puts the block's keys and values behind its context's, and
+            its mask.
     """
-    n_rows, hd = normed.shape[0], body.head_dim
-    gemma = body.kind == "gemma4"
+    n_all, hd, n_seq = normed.shape[0], body.head_dim, len(contexts)
+    n_rows, gemma = n_all // n_seq, body.kind == "gemma4"
     q, gate = layer.q(normed), None
     if body.gated_query:
-        pairs = q.reshape(n_rows, body.n_heads, 2, hd)
-        q, gate = pairs[:, :, 0], pairs[:, :, 1].reshape(n_rows, -1)
-    k, v = split_kv(layer.kv(normed), body.n_kv_heads, hd)
+        pairs = q.reshape(n_all, body.n_heads, 2, hd)
+        q, gate = pairs[:, :, 0], pairs[:, :, 1].reshape(n_all, -1)
+    k, v = split_kv(layer.kv(normed).reshape(n_seq, n_rows, -1), body.n_kv_heads, hd)
     v = value_rows(k, v, body.eps, gemma)
-    q = mx.fast.rms_norm(q.reshape(n_rows, body.n_heads, hd), layer.q_norm, body.eps)
+    q = mx.fast.rms_norm(q.reshape(n_seq, n_rows, body.n_heads, hd), layer.q_norm, body.eps)
     k = mx.fast.rms_norm(k, layer.k_norm, body.eps)
-    q, k, v = (x.transpose(1, 0, 2)[None] for x in (q, k, v))  # (1, heads, B, hd)
-    keys, values = keys_values(rotation(k, position), v)
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))  # (R, heads, B, hd)
+    q, k = rotation(q, offset), rotation(k, offset)
     scale = 1.0 if gemma else hd**-0.5
-    out = _attention(rotation(q, position), keys, values, scale, mask, layer.sinks)
-    out = out[0].transpose(1, 0, 2).reshape(n_rows, -1)  # (B, n_heads * hd)
+    parts = [[x] if n_seq == 1 else mx.split(x, n_seq) for x in (q, k, v)]
+    outs: list[mx.array] = []
+    for one_q, one_k, one_v, (keys_values, mask) in zip(*parts, contexts, strict=True):
+        keys, values = keys_values(one_k, one_v)
+        outs.append(_attention(one_q, keys, values, scale, mask, layer.sinks))
+    out = outs[0] if n_seq == 1 else mx.concatenate(outs)
+    out = out.transpose(0, 2, 1, 3).reshape(n_all, -1)  # (R * B, n_heads * hd)
     return layer.o(out if gate is None else out * mx.sigmoid(gate))
 
 
@@ -244,7 +249,7 @@ def _attention(
     k: mx.array,
     v: mx.array,
     scale: float,
-    mask: mx.array | str | None,
+    mask: Mask,
     sinks: mx.array | None,
 ) -> mx.array:
     """Attention of a block: q (1, n_heads, B, hd), k and v (1, n_kv, N, hd)."""

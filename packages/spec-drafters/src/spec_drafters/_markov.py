@@ -37,12 +37,12 @@ class MarkovHead:
         """The bias of one slot, and the state for the next.
 
         Args:
-            embedded: W1[previous token], shape (1, r).
-            hidden: The slot's final normed row, shape (1, H).
-            state: Recurrent state, shape (1, r); zeros at the first slot.
+            embedded: W1[previous token] of R sequences, shape (R, r).
+            hidden: The slot's final normed rows, shape (R, H).
+            state: Recurrent state, shape (R, r); zeros at the first slot.
 
         Returns:
-            Bias of shape (1, Vd), state of shape (1, r).
+            Bias of shape (R, Vd), state of shape (R, r).
         """
         if self.mixer is None:
             return self.after(embedded), state
@@ -109,15 +109,21 @@ class ConfidenceHead:
     with_markov: bool
     temperatures: tuple[float, ...] = ()
 
-    def __call__(self, hidden: mx.array, embedded: mx.array | None) -> mx.array:
-        """Confidence per slot: (K, H), (K, r) -> (K,) float32."""
+    def __call__(
+        self, hidden: mx.array, embedded: mx.array | None, n_sequences: int = 1
+    ) -> mx.array:
+        """Confidence per slot: (K, H), (K, r) -> (K,) float32.
+
+        Of several sequences each slot's rows stand together: (K * R, H) -> (K * R,).
+        """
         x = hidden.astype(mx.float32)
         if self.with_markov and embedded is not None:
             x = mx.concatenate([x, embedded.astype(mx.float32)], axis=-1)
         logits = (x * self.weight).sum(axis=-1) + self.bias  # (K,)
         if self.temperatures:
-            n = logits.shape[0]
-            logits = logits / mx.array([*self.temperatures, *[1.0] * n][:n])
+            n = logits.shape[0] // n_sequences
+            by_slot = mx.array([*self.temperatures, *[1.0] * n][:n])
+            logits = logits / mx.repeat(by_slot, n_sequences)
         return mx.sigmoid(logits)
 
 

@@ -99,8 +99,11 @@ class Rotation:
                 gain = 0.1 * math.log(max(rope.scaling.factor, 1.0)) + 1.0
             self._gain = mx.array([gain] * rope.dims + [1.0] * (head_dim - rope.dims))
 
-    def __call__(self, x: mx.array, offset: int, *, back: bool = False) -> mx.array:
-        """Rotate (..., T, head_dim), whose first row is at position `offset`; `back` undoes it."""
+    def __call__(self, x: mx.array, offset: int | mx.array, *, back: bool = False) -> mx.array:
+        """Rotate (..., T, head_dim), whose first row is at position `offset`; `back` undoes it.
+
+        An offset of shape (R,) holds one for each entry of the first axis.
+        """
         if self._gain is not None:
             x = x * self._gain.astype(x.dtype)  # the same as scaling cos and sin
         return mx.fast.rope(

@@ -69,6 +69,11 @@ class DFlash2Drafter(DFlashDrafter):
     family: ClassVar[Family] = "dflash2"
     _selector: CandidateSelector
 
+    @property
+    def kin(self) -> None:
+        """Drafts alone: the convolutions read the rows as those of one block."""
+        return None
+
     def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
         """Forward a block, then choose slot by slot among each slot's candidates."""
         hidden = self._hidden(anchor, min(cap, self.max_draft))

@@ -8,6 +8,7 @@ References:
     DSpark as released with DeepSpec (deepseek-ai). Losslessness: arXiv:2211.17192.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import mlx.core as mx
@@ -66,10 +67,25 @@ class DSparkDrafter(BlockDrafter):
         integer, the length of the draft.
         """
         hidden = self._hidden(anchor, min(cap, self.max_draft))
+        return self._chain.draft(
+            anchor, hidden, self._logits(hidden), self._settings(sampling), key
+        )
+
+    @property
+    def kin(self) -> object | None:
+        """The head's output matrix, which all forks share; None where a draft reads the device."""
+        return None if self._threshold > 0 else self._output
+
+    def _greedy_rows(
+        self, anchors: Sequence[int], hidden: mx.array
+    ) -> tuple[mx.array, mx.array | None]:
+        return self._chain.draft_rows(anchors, hidden, self._logits(hidden))
+
+    def _logits(self, hidden: mx.array) -> mx.array:
+        """Before the Markov bias: (K, H) -> (K, Vd)."""
         logits = self._output(hidden)
-        if self._output.is_own:  # a borrowed head is used raw: its transforms are the target's
-            logits = soft_capped(logits, self.head.own_softcap)
-        return self._chain.draft(anchor, hidden, logits, self._settings(sampling), key)
+        # A borrowed head is used raw: its transforms are the target's.
+        return soft_capped(logits, self.head.own_softcap) if self._output.is_own else logits
 
     def _take_extras(self, weights: Weights, target: Target) -> None:
         vocab, width = self._output.vocab, self.head.backbone.hidden_size

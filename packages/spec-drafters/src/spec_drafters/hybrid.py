@@ -5,15 +5,21 @@ less than the other drafter's, lookup is parked and probed again later. Knows no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
 from spec_core import Draft, Drafter, Sampling, Target, TargetOutput, registry
 from spec_core.lending import Forkable, Lender
-from spec_core.protocols import Shortenable
+from spec_core.protocols import (
+    DraftAsk,
+    DraftsTogether,
+    Observation,
+    ObservesTogether,
+    Shortenable,
+)
 from spec_drafters.lookup import LookupDrafter
 
 
@@ -52,21 +58,62 @@ class HybridDrafter:
 
     def draft(self, anchor: int, cap: int, *, sampling: Sampling, key: mx.array) -> Draft:
         """Lookup's draft if it has one and is worth it, else the other drafter's."""
+        ask = DraftAsk(self, anchor, cap, sampling, key)
+        return self._copied(ask) or self._for_other(ask).alone()
+
+    @property
+    def kin(self) -> object | None:
+        """What forks share, if their other drafters draft together."""
+        other = self.other
+        together = isinstance(other, DraftsTogether) and other.kin is not None
+        return self._lender if together else None
+
+    def draft_together(self, asks: Sequence[DraftAsk]) -> list[Draft | None]:
+        """Each one's own lookup first; those that find nothing go on together."""
+        hybrids = [cast(HybridDrafter, ask.drafter) for ask in asks]
+        drafts = [one._copied(ask) for one, ask in zip(hybrids, asks, strict=True)]
+        left = [at for at, draft in enumerate(drafts) if draft is None]
+        if left:
+            others = [hybrids[at]._for_other(asks[at]) for at in left]
+            together = cast(DraftsTogether, others[0].drafter).draft_together(others)
+            for at, draft in zip(left, together, strict=True):
+                drafts[at] = draft
+        return drafts
+
+    def _copied(self, ask: DraftAsk) -> Draft | None:
+        """Lookup's draft, if it has one and is worth it."""
         if self._rivalry.may_look_up():
-            copied = self._lookup.draft(anchor, cap, sampling=sampling, key=key)
+            copied = self._lookup.draft(ask.anchor, ask.cap, sampling=ask.sampling, key=ask.key)
             if copied.n_drafted:
                 self._last = "lookup"
                 return copied
         self._last = "other"
-        return self.other.draft(anchor, min(cap, self.other.max_draft), sampling=sampling, key=key)
+        return None
+
+    def _for_other(self, ask: DraftAsk) -> DraftAsk:
+        """The same ask of the other drafter."""
+        return replace(ask, drafter=self.other, cap=min(ask.cap, self.other.max_draft))
 
     def observe(self, tokens: Sequence[int], output: TargetOutput) -> None:
         """Both observe; what the last draft brought decides about parking."""
+        self._note(tokens, output)
+        self.other.observe(tokens, output)
+
+    def observe_together(self, observations: Sequence[Observation]) -> None:
+        """The other drafters observe together, then each lookup by itself."""
+        hybrids = [cast(HybridDrafter, one.drafter) for one in observations]
+        rows = list(zip(hybrids, observations, strict=True))
+        others = [replace(one, drafter=hybrid.other) for hybrid, one in rows]
+        cast(ObservesTogether, others[0].drafter).observe_together(others)
+        for hybrid, one in rows:
+            hybrid._note(one.tokens, one.output)
+
+    def _note(self, tokens: Sequence[int], output: TargetOutput) -> None:
+        """What the last draft brought, and the rows for lookup."""
         if self._last is not None:
             self._rivalry.record(self._last, len(tokens) - 1)
             self._last = None
         self._lookup.observe(tokens, output)
-        self.other.observe(tokens, output)
 
     def fork(self) -> "HybridDrafter":
         """Another one with empty contexts; the other drafter is forked, or used by turns."""
@@ -115,16 +162,18 @@ class _Rivalry:
         self._mean: dict[str, float | None] = {"lookup": None, "other": None}
         self._nap = self._FIRST_NAP
         self._left = 0
+        self._may: bool | None = None  # the answer for this round, once it has been asked
 
     def may_look_up(self) -> bool:
-        """False while lookup is parked; counts the round."""
-        if self._left > 0:
-            self._left -= 1
-            return False
-        return True
+        """False while lookup is parked; counts the round, however often it is asked in it."""
+        if self._may is None:
+            self._may = self._left == 0
+            self._left = max(self._left - 1, 0)
+        return self._may
 
     def record(self, source: str, n_accepted: int) -> None:
-        """Count a round of one of the two."""
+        """Count a round of one of the two; it ends."""
+        self._may = None
         mean = self._mean[source]
         mean = float(n_accepted) if mean is None else mean + 0.25 * (n_accepted - mean)
         self._mean[source] = mean
