@@ -206,7 +206,7 @@ def test_drafters_that_take_their_turns_are_counted_and_a_faster_plain_step_is_n
 
     machine = Machine(lambda w, b: verify_s(w, b) + 0.006 * w, plain, accept=0.4, seed=1)
     for told, most in ((0.0, 60), (0.006, 10)):
-        crowd = CrowdCap(32, curves(verify_s), lambda cap, s=told: s)
+        crowd = CrowdCap(32, curves(verify_s), lambda rows, cap, s=told: rows * s)
         machine.caps.clear()
         machine.plain_s = lambda width: 0.0094 if len(machine.caps) < 40 else 0.0053
         for _ in range(400):
@@ -249,12 +249,22 @@ def test_costs_of_no_time_at_all_are_no_error():
     assert any(machine.caps)
 
 
-def test_the_engine_counts_what_the_drafter_was_measured_to_take():
-    drafter = LookupDrafter()
+class Kin(LookupDrafter):
+    """Drafts with others of its kin."""
+
+    kin = "all"
+
+    def draft_together(self, asks):
+        return [None] * len(asks)
+
+
+@pytest.mark.parametrize(("drafter", "rows"), [(LookupDrafter(), 5), (Kin(), 2)])
+def test_the_engine_counts_what_the_drafter_was_measured_to_take(drafter, rows):
+    """Five drafters in turn, or together, each more for a quarter."""
     draft = {"slow": Curve((1, 4), (0.002, 0.008))}
     level = Curve((1,), (0.01,))
     costs = Curves(((1, Curve((1, 8), (0.01, 0.02))),), level, draft=draft, max_draft=8)
     pair = Pair(ToyTarget(61), drafter)
     for make, want in ((lambda wish: CapController(costs), 0.006), (lambda wish: FixedCap(3), 0.0)):
         served = Served(pair, "m", "lookup", make, row_costs=lambda n: None)
-        assert _crowd_of(served)._draft_s(3) == pytest.approx(want)
+        assert _crowd_of(served)._draft_s(5, 3) == pytest.approx(rows * want)

@@ -1,12 +1,13 @@
 """How much to draft while several requests are decoded together, per batch width.
 
-A wide verify of many rows costs more than one-row curves say, and the drafters take their turns. So
-each width has its own costs: curves measured for it where there are any and a drafter's time for
-each row, corrected by the wall time of every round that really ran; a new width begins with the
-correction of the nearest one. With the share of drafts accepted at each position, pooled over all
-rows, that gives tokens per second for each cap; plain decoding, pipelined, has its own measured
-rate. The best is used. What might turn out better is tried, from an allowance that is a small share
-of the time spent, so drafting that never pays costs about that share. Knows nothing about models.
+A wide verify of many rows costs more than one-row curves say, and so do the drafters of many rows,
+in turn or together. So each width has its own costs: curves measured for it where there are any and
+the drafters' time, corrected by the wall time of every round that really ran; a new width begins
+with the correction of the nearest one. With the share of drafts accepted at each position, pooled
+over all rows, that gives tokens per second for each cap; plain decoding, pipelined, has its own
+measured rate. The best is used. What might turn out better is tried, from an allowance that is a
+small share of the time spent, so drafting that never pays costs about that share. Knows nothing
+about models.
 """
 
 import math
@@ -19,8 +20,8 @@ from spec_core import Round
 Costs = Callable[[int], Curve | None]
 """Seconds of a verify by block width, for a number of rows; None where unknown."""
 
-DraftCosts = Callable[[int], float]
-"""Seconds that one row's drafter takes, by cap."""
+DraftCosts = Callable[[int, int], float]
+"""Seconds that the drafters of a number of rows take, by cap."""
 
 _PLAIN_FIRST = 3  # plain rounds of a width before anything is tried
 _MARGIN = 1.02  # drafting must promise this much over plain decoding
@@ -92,7 +93,7 @@ class _Width:
     """What is known about one number of rows."""
 
     curve: Curve | None
-    draft_s: DraftCosts  # of all rows, by cap
+    draft_s: Callable[[int], float]  # of all rows, by cap
     plain: _Ratio = field(default_factory=_Ratio)  # logarithm of seconds per token and row
     drift: _Ratio = field(default_factory=_Ratio)  # seen over predicted, whatever the block
     blocks: dict[int, _Ratio] = field(default_factory=dict)  # the same by widest block asked for
@@ -146,7 +147,7 @@ class CrowdCap:
     Args:
         most: Largest cap.
         costs: Measured costs by batch width; rounds alone teach without.
-        draft_s: What one row's drafter takes; as if it took nothing, without.
+        draft_s: What the rows' drafters take; as if they took nothing, without.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class CrowdCap:
     ) -> None:
         self._most = most
         self._costs = costs
-        self._draft_s = draft_s or (lambda cap: 0.0)
+        self._draft_s = draft_s or (lambda rows, cap: 0.0)
         self._widths: dict[int, _Width] = {}
         self._accepted = _Accepted()
 
@@ -209,7 +210,7 @@ class CrowdCap:
         known = self._widths.get(width)
         if known is None:
             curve = self._costs(width) if self._costs is not None and self._most else None
-            known = _Width(curve, lambda cap: width * self._draft_s(cap))
+            known = _Width(curve, lambda cap: self._draft_s(width, cap))
             # Without a curve drift is against plain steps, and says nothing about another's curve.
             learnt = [n for n, k in self._widths.items() if k.curve is not None and k.drift.weight]
             near = min(learnt, key=lambda other: abs(other - width), default=None)

@@ -19,6 +19,7 @@ from spec_calibrate import CapController, RowCurves
 from spec_core import NumericsError, Round, SpecError
 from spec_core.batch import Batch
 from spec_core.lending import Lender
+from spec_core.protocols import DraftsTogether
 from spec_server.crowd import CrowdCap
 from spec_server.disk import DiskTier, open_disk_tier
 from spec_server.errors import PromptTooLong, Refusal
@@ -30,6 +31,7 @@ from spec_server.settings import Settings
 from spec_targets.snapshot import rebuilt
 
 _log = logging.getLogger("spec_server")
+_DRAFT_MORE = 0.25  # of a draft's time for each row more that drafts together; rounds correct it
 _IDLE_S = 0.25  # how often an idle engine looks whether it should stop
 
 Status = Literal["loading", "ok", "failed", "stopped"]
@@ -366,8 +368,14 @@ def _crowd_of(served: Served) -> CrowdCap:
     cap = served.make_cap(None)
     if not isinstance(cap, CapController):
         return CrowdCap(most, costs)
-    curves = cap.curves
-    return CrowdCap(most, costs, lambda n: curves.draft_s(n, curves.source))
+    curves, drafter = cap.curves, served.pair.drafter
+    together = isinstance(drafter, DraftsTogether) and drafter.kin is not None
+    more = _DRAFT_MORE if together else 1.0
+
+    def draft_s(n_rows: int, n_drafts: int) -> float:
+        return curves.draft_s(n_drafts, curves.source) * (1.0 + more * (n_rows - 1))
+
+    return CrowdCap(most, costs, draft_s)
 
 
 def _kv_per_token(served: Served) -> float:
