@@ -89,10 +89,9 @@ def test_the_kernels_want_a_gpu_and_their_forwards_run_anywhere(run, script, mon
     code, _ = run("kernels")
     assert "need a GPU" in code
     kernels = script("kernels")
-    monkeypatch.setattr(kernels, "WIDTHS", (1, 2))
     monkeypatch.setattr(kernels, "QWEN3_8B", script("random_model").TINY)
     arms = {"stock": kernels.Lane(kernels.random_target(kernels.QWEN3_8B, 4), 8)}
-    assert set(kernels.forward_curves(arms, 1)["stock"]) == {1, 2}
+    assert set(kernels.forward_curves(arms, (1, 2), 1)["stock"]) == {1, 2}
     assert kernels.growing_ms(arms, rounds=1)["stock"] > 0
     assert kernels.decode_ms(arms, tokens=2, turns=1)["stock"] > 0
     assert kernels.exact_rounds(arms["stock"], 4)["rows"] > 0
