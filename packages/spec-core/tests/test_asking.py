@@ -242,7 +242,7 @@ def test_only_the_row_whose_drafter_cannot_observe_fails():
 
 def test_a_drafter_may_observe_together_and_draft_alone():
     class Watcher(Seeing):
-        draft_together = property()  # no such member
+        draft_together = None  # as if it had no such member
 
     target, lender = ToyBatchTarget(), Lender(Watcher())
     got, _ = run(Batch(target), target, range(0, 9, 3), lambda seed: lender.lend())
