@@ -333,12 +333,7 @@ class Run:
         )
 
     def record(
-        self,
-        step: Forwarded,
-        outcome: Outcome,
-        kind: RoundKind,
-        cap: int,
-        kept: Observation | None,
+        self, step: Forwarded, outcome: Outcome, kind: RoundKind, cap: int, kept: Observation | None
     ) -> Round:
         """After the commit: show the drafter what it has not seen yet, count, make the round."""
         tokens, drafts = outcome.tokens, outcome.drafts
