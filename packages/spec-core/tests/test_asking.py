@@ -8,6 +8,7 @@ import pytest
 from spec_core import Draft, FixedCap, Pair, Sampling, generate
 from spec_core.batch import Batch
 from spec_core.lending import Lender
+from spec_core.loop import Run
 from spec_core.testing import ToyDrafter, check_drafter
 
 from .test_batch import ToyBatchTarget, alone, drain, run, settings
@@ -204,6 +205,22 @@ def test_drafters_observe_together_what_they_observe_alone(spoil):
     assert sum(id(one) in sampled for one in log["shown"]) > n_sampled
 
 
+@pytest.mark.parametrize("make", [Joint, Seeing])
+def test_what_a_drafter_is_shown_is_made_once_a_round(make, monkeypatch):
+    made, kept = [], Run.kept
+    monkeypatch.setattr(Run, "kept", lambda run, *given: made.append(run) or kept(run, *given))
+    target, lender, n_rounds = ToyBatchTarget(), Lender(make()), 0
+    batch = Batch(target)
+    for i in range(3):
+        batch.add(Pair(target, lender.lend()), [1 + i, 2], max_tokens=20, stop_ids=(), tag=i)
+    while batch.rows:
+        for row, round_ in batch.step():
+            n_rounds += round_.kind != "prefill"
+            if round_.finish_reason:
+                batch.remove(row)
+    assert len(made) == n_rounds > 9
+
+
 def test_only_the_row_whose_drafter_cannot_observe_fails():
     target, lender, wanted = ToyBatchTarget(), Lender(Seeing()), []
     batch, got, errors = Batch(target), [[], [], []], []
@@ -225,7 +242,7 @@ def test_only_the_row_whose_drafter_cannot_observe_fails():
 
 def test_a_drafter_may_observe_together_and_draft_alone():
     class Watcher(Seeing):
-        draft_together = property()  # no such member
+        draft_together = None  # as if it had no such member
 
     target, lender = ToyBatchTarget(), Lender(Watcher())
     got, _ = run(Batch(target), target, range(0, 9, 3), lambda seed: lender.lend())
@@ -278,6 +295,7 @@ def test_a_draft_without_a_source_is_named_after_its_row():
 
 def test_the_conformance_kit_tests_joint_drafts():
     check_drafter(Joint(taps=()), vocab_size=12)
+    check_drafter(Seeing(taps=()), vocab_size=12)
 
     def longer(drafts):
         return [replace(d, tokens=mx.concatenate([d.tokens, d.tokens])) for d in drafts]
@@ -295,12 +313,27 @@ def test_the_conformance_kit_tests_joint_drafts():
         def kin(self):
             return self
 
+    class Blind(Seeing):
+        """Drafts by how much it has seen, and sees nothing of a joint call."""
+
+        def draft(self, anchor, cap, *, sampling, key):
+            draft = super().draft(anchor, cap, sampling=sampling, key=key)
+            shift = len(self.observed) if sampling.greedy else 0
+            return replace(draft, tokens=(draft.tokens + shift) % 12)
+
+        def draft_together(self, asks):
+            return [ask.alone() for ask in asks]
+
+        def observe_together(self, observations):
+            pass
+
     for drafter, message in (
         (Joint(spoil=lambda drafts: drafts[1:]), "1 joint drafts for 2 asks"),
         (Joint(spoil=longer), "8 joint drafts of one row for cap 4"),
         (Joint(spoil=other), "otherwise together than alone"),
         (Moving(), "moved a drafter on"),
         (Unrelated(), "the same kin"),
+        (Blind(), "otherwise after rows seen together"),
     ):
         with pytest.raises(AssertionError, match=message):
             check_drafter(drafter, vocab_size=12, n_draws=0)

@@ -67,13 +67,17 @@ def test_a_periodic_tail_is_copied_beyond_its_end():
     assert drafted(fresh([1, 2, 3, 1, 2, 3, 1]), 2) == [3, 1, 2, 3, 1, 2]
 
 
-def test_rejected_drafts_park_it_and_probes_back_off():
+@pytest.mark.parametrize("n_asked", [1, 2])
+def test_rejected_drafts_park_it_and_probes_back_off(n_asked):
+    """A round that is repeated, so that it asks twice, counts once."""
     drafter = fresh([1, 2, 3, 50])
     asked = []
     for n in range(400):
         # the same three tokens keep coming back, and what follows is new each time
         feed(drafter, [1, 2])
-        asked.append(bool(drafted(drafter, 3)))
+        answers = {bool(drafted(drafter, 3)) for _ in range(n_asked)}
+        assert len(answers) == 1
+        asked += answers
         feed(drafter, [3, 1000 + n])
     first_pause = asked.index(False)
     assert 4 <= first_pause <= 12

@@ -8,7 +8,7 @@ from spec_calibrate import CapController, Curve, Curves
 from spec_core import FixedCap, Pair, Round, Sampling, generate
 from spec_core.batch import Batch
 from spec_core.testing import ToyTarget
-from spec_drafters import LookupDrafter
+from spec_drafters import HybridDrafter, LookupDrafter
 from spec_server.crowd import CrowdCap
 from spec_server.engine import _crowd_of
 from spec_server.jobs import Served
@@ -254,11 +254,29 @@ class Kin(LookupDrafter):
 
     kin = "all"
 
+    def fork(self):
+        return Kin()
+
     def draft_together(self, asks):
         return [None] * len(asks)
 
 
-@pytest.mark.parametrize(("drafter", "rows"), [(LookupDrafter(), 5), (Kin(), 2)])
+class Alone(Kin):
+    """Is lent by turns."""
+
+    fork = None  # as if it had no such member
+
+
+DRAFTERS = [
+    (LookupDrafter(), 5),
+    (Kin(), 2),
+    (Alone(), 5),
+    (HybridDrafter(Kin()), 2),
+    (HybridDrafter(Alone()), 5),
+]
+
+
+@pytest.mark.parametrize(("drafter", "rows"), DRAFTERS)
 def test_the_engine_counts_what_the_drafter_was_measured_to_take(drafter, rows):
     """Five drafters in turn, or together, each more for a quarter."""
     draft = {"slow": Curve((1, 4), (0.002, 0.008))}

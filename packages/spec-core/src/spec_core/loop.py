@@ -300,7 +300,8 @@ class Run:
         outcome = self.choose(step, host_ints(step.packed))  # sync: the one read of the round
         if kind != "prefill" and not committed:
             self.target.commit(self.cache, len(outcome.tokens))
-        return self.record(step, outcome, kind, cap)
+        kept = None if kind == "prefill" else self.kept(step, outcome)
+        return self.record(step, outcome, kind, cap, kept)
 
     def choose(self, step: Forwarded, values: list[int]) -> Outcome:
         """What the packed values say, cut at a stop."""
@@ -332,15 +333,13 @@ class Run:
         )
 
     def record(
-        self, step: Forwarded, outcome: Outcome, kind: RoundKind, cap: int = 0, told: bool = False
+        self, step: Forwarded, outcome: Outcome, kind: RoundKind, cap: int, kept: Observation | None
     ) -> Round:
-        """After the commit: tell the drafter, unless it was told; count, and make the round."""
+        """After the commit: show the drafter what it has not seen yet, count, make the round."""
         tokens, drafts = outcome.tokens, outcome.drafts
         n_keep = len(tokens)
-        if kind != "prefill" and not told:
-            kept = self.kept(step, outcome)
-            if kept is not None:
-                kept.alone()
+        if kept is not None:
+            kept.alone()
         if self.guide is not None:
             self.guide.advance(tokens)
         if self.seen is not None and drafts:

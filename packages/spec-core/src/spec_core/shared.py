@@ -252,7 +252,7 @@ class Shared:
             kept = [0 if isinstance(c, Exception) else len(c.tokens) for _, _, c in chosen]
             self._target.commit_rows(self._cache, kept)
             flight.committed = True
-        observed = observed_together(_shown(flight, chosen))
+        unseen = _unseen(flight, chosen)
         outcomes: Outcomes = []
         for at, row, choice in chosen:
             if isinstance(choice, Exception):
@@ -263,8 +263,8 @@ class Shared:
             step = flight.verdict.steps[at]
             kind: RoundKind = "verify" if step.draft.n_drafted else "plain"
             try:
-                cap, told = flight.caps[at], at in observed
-                outcomes.append((row, row.run.record(step, choice, kind, cap, told=told)))
+                cap, kept = flight.caps[at], unseen.get(at)
+                outcomes.append((row, row.run.record(step, choice, kind, cap, kept)))
             except Exception as error:
                 outcomes.append((row, error))
         return outcomes
@@ -350,15 +350,22 @@ def _keys_of(run: Run) -> Any:
     return None if run.request.sampling.greedy else run.keys.getstate()
 
 
-def _shown(flight: _Flight, chosen: _Chosen) -> dict[int, Observation]:
-    """What the drafters of greedy rows are shown; sampled ones see what they would see alone."""
-    shown: dict[int, Observation] = {}
+def _unseen(flight: _Flight, chosen: _Chosen) -> dict[int, Observation]:
+    """What drafters are to be shown row by row, once greedy ones of one kin have seen theirs.
+
+    A sampled row's drafter sees what it would see alone, to the bit.
+    """
+    kept: dict[int, Observation] = {}
+    greedy: dict[int, Observation] = {}
     for at, row, choice in chosen:
-        if isinstance(choice, Outcome) and row.run.request.sampling.greedy:
-            kept = row.run.kept(flight.verdict.steps[at], choice)
-            if kept is not None:
-                shown[at] = kept
-    return shown
+        if isinstance(choice, Outcome):
+            own = row.run.kept(flight.verdict.steps[at], choice)
+            if own is not None:
+                kept[at] = own
+                if row.run.request.sampling.greedy:
+                    greedy[at] = own
+    seen = observed_together(greedy)
+    return {at: own for at, own in kept.items() if at not in seen}
 
 
 def _chosen(row: Row, flight: _Flight, at: int, values: list[int]) -> Outcome | Exception:

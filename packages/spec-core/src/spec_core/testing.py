@@ -7,14 +7,23 @@ A check that passes says that the loop may use the object; it says nothing about
 acceptance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
 from spec_core.errors import StateError
 from spec_core.lending import Forkable
-from spec_core.protocols import DraftAsk, Drafter, DraftsTogether, Shortenable, Target
+from spec_core.protocols import (
+    DraftAsk,
+    Drafter,
+    DraftsTogether,
+    Observation,
+    ObservesTogether,
+    Shortenable,
+    Target,
+)
 from spec_core.sampling import Sampling
 from spec_core.toys import ScriptedDrafter, ToyCache, ToyDrafter, ToyTarget
 from spec_core.types import TargetOutput
@@ -151,20 +160,37 @@ def _check_fork(drafter: Any, vocab_size: int, hidden_size: int) -> None:
     if isinstance(forks[0], DraftsTogether) and forks[0].kin is not None:
         _check_together(forks, [prompt[0] for prompt in prompts], want)
         assert drafts(forks[0], prompts[0][0]) == want[0], "a joint draft moved a drafter on"
+    if isinstance(forks[0], ObservesTogether) and forks[0].kin is not None:
+        shown = [Observation(fork, [1, 2, 0], _rows_of(fork, 3, hidden_size)) for fork in forks]
+        others = [replace(one, drafter=drafter.fork()) for one in shown]
+        for one, other, prompt in zip(shown, others, prompts, strict=True):
+            _feed(other.drafter, prompt, hidden_size)
+            one.alone()
+        others[0].drafter.observe_together(others)
+        pairs = zip(shown, others, strict=True)
+        got, want = zip(*([drafts(row.drafter, 1) for row in pair] for pair in pairs), strict=True)
+        _check_alike(got, want, "forks draft otherwise after rows seen together")
 
 
 def _check_together(forks: list[Any], anchors: list[int], alone: list[list[int]]) -> None:
-    """A joint draft gives each fork its own draft, to its own cap; rounding may change some ids."""
+    """A joint draft gives each fork its own draft, to its own cap."""
     assert all(fork.kin is forks[0].kin for fork in forks), "forks must have the same kin"
-    key, caps, alike = mx.random.key(3), [forks[0].max_draft, 1], list[bool]()
+    key, caps, ids = mx.random.key(3), [forks[0].max_draft, 1], list[list[int]]()
     rows = zip(forks, anchors, caps, strict=True)
     drafts = forks[0].draft_together([DraftAsk(*row, Sampling(), key) for row in rows])
     assert len(drafts) == len(caps), f"{len(drafts)} joint drafts for {len(caps)} asks"
     for draft, cap, want in zip(drafts, caps, alone, strict=True):
         got = want[:cap] if draft is None else _ints(draft.tokens)
         assert len(got) <= cap, f"{len(got)} joint drafts of one row for cap {cap}"
-        alike += [a == b for a, b in zip(got, want, strict=False)]
-    assert 2 * sum(alike) >= len(alike), "forks draft otherwise together than alone"
+        ids.append(got)
+    _check_alike(ids, alone, "forks draft otherwise together than alone")
+
+
+def _check_alike(got: Iterable[list[int]], want: Iterable[list[int]], complaint: str) -> None:
+    """At least half of the ids are the same: rounding may change some."""
+    pairs = zip(got, want, strict=True)
+    alike = [a == b for one, other in pairs for a, b in zip(one, other, strict=False)]
+    assert 2 * sum(alike) >= len(alike), complaint
 
 
 def _check_shortened(drafter: Any, vocab_size: int, hidden_size: int) -> None:
@@ -272,11 +298,14 @@ def _check_counts(tokens: list[int], expected: list[float], what: str) -> None:
 
 
 def _feed(drafter: Drafter, tokens: list[int], hidden_size: int) -> None:
-    taps = tuple(
-        mx.random.normal((len(tokens), hidden_size), key=mx.random.key(layer))
-        for layer in drafter.taps
-    )
-    drafter.observe(tokens, TargetOutput(mx.zeros((len(tokens), 1)), taps))
+    drafter.observe(tokens, _rows_of(drafter, len(tokens), hidden_size))
+
+
+def _rows_of(drafter: Drafter, n_rows: int, hidden_size: int) -> TargetOutput:
+    """Committed rows as a target's forward gives them, with random taps."""
+    shape, layers = (n_rows, hidden_size), drafter.taps
+    taps = tuple(mx.random.normal(shape, key=mx.random.key(layer)) for layer in layers)
+    return TargetOutput(mx.zeros((n_rows, 1)), taps)
 
 
 def _check_states(target: Target, prompt: Sequence[int]) -> None:

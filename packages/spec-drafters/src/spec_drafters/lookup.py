@@ -61,7 +61,8 @@ class LookupDrafter:
         self._n_drafted = 0
         tokens = [*self._tail(), anchor]
         start, depth = self._match(tokens)
-        if depth == 0 or self._parking.skip():
+        self._passed_over = depth > 0 and self._parking.napping
+        if depth == 0 or self._passed_over:
             return Draft(_NOTHING, source=self.name)
         length = 2 * depth if depth >= _COPY_RUN else self._short
         if self._parking.probing:
@@ -75,6 +76,9 @@ class LookupDrafter:
         if self._n_drafted:
             self._parking.record((len(tokens) - 1) / self._n_drafted)
             self._n_drafted = 0
+        if self._passed_over:  # counted here: a round that is repeated drafts twice
+            self._parking.pass_over()
+            self._passed_over = False
         for token in tokens:
             self._tokens.append(token)
             end = len(self._tokens)
@@ -88,6 +92,7 @@ class LookupDrafter:
         # per gram length: hash of the gram -> index just after its latest occurrence
         self._index: tuple[dict[int, int], ...] = tuple({} for _ in self._lengths)
         self._n_drafted = 0
+        self._passed_over = False  # the draft in flight fell into a nap
         self._parking = _Parking()
 
     def fork(self) -> "LookupDrafter":
@@ -151,12 +156,14 @@ class _Parking:
         self._left = 0
         self.probing = False
 
-    def skip(self) -> bool:
-        """True when this chance to draft is to be passed over."""
-        if self._left > 0:
-            self._left -= 1
-            return True
-        return False
+    @property
+    def napping(self) -> bool:
+        """True when chances to draft are to be passed over."""
+        return self._left > 0
+
+    def pass_over(self) -> None:
+        """Count a chance that was."""
+        self._left -= 1
 
     def record(self, share: float) -> None:
         """Count a draft of which `share` was accepted."""

@@ -368,14 +368,20 @@ def _crowd_of(served: Served) -> CrowdCap:
     cap = served.make_cap(None)
     if not isinstance(cap, CapController):
         return CrowdCap(most, costs)
-    curves, drafter = cap.curves, served.pair.drafter
-    together = isinstance(drafter, DraftsTogether) and drafter.kin is not None
-    more = _DRAFT_MORE if together else 1.0
+    curves, more = cap.curves, _DRAFT_MORE if _draft_together(served) else 1.0
 
     def draft_s(n_rows: int, n_drafts: int) -> float:
         return curves.draft_s(n_drafts, curves.source) * (1.0 + more * (n_rows - 1))
 
     return CrowdCap(most, costs, draft_s)
+
+
+def _draft_together(served: Served) -> bool:
+    """Whether drafters as rows get them do: one that cannot be forked is used by turns."""
+    if served.pair.drafter is None:
+        return False
+    drafter = Lender(served.pair.drafter).lend()
+    return isinstance(drafter, DraftsTogether) and drafter.kin is not None
 
 
 def _kv_per_token(served: Served) -> float:
