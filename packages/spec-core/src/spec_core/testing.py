@@ -7,23 +7,15 @@ A check that passes says that the loop may use the object; it says nothing about
 acceptance.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from spec_core.errors import StateError
+from spec_core.fork_checks import check_fork, check_shortened, feed, ints
 from spec_core.lending import Forkable
-from spec_core.protocols import (
-    DraftAsk,
-    Drafter,
-    DraftsTogether,
-    Observation,
-    ObservesTogether,
-    Shortenable,
-    Target,
-)
+from spec_core.protocols import Drafter, Shortenable, Target
 from spec_core.sampling import Sampling
 from spec_core.toys import ScriptedDrafter, ToyCache, ToyDrafter, ToyTarget
 from spec_core.types import TargetOutput
@@ -124,7 +116,7 @@ def check_drafter(
         rng = _Rng(seed)
         drafter.reset()
         prompt = [rng.between(0, vocab_size - 1) for _ in range(9)]
-        _feed(drafter, prompt, hidden_size)
+        feed(drafter, prompt, hidden_size)
         anchor = rng.between(0, vocab_size - 1)
         for n_round in range(n_rounds):
             cap = rng.between(1, drafter.max_draft)
@@ -132,88 +124,10 @@ def check_drafter(
         if not sampling.greedy:
             _check_draws(drafter, anchor, sampling, n_draws)
     if isinstance(drafter, Forkable):
-        _check_fork(drafter, vocab_size, hidden_size)
+        check_fork(drafter, vocab_size, hidden_size)
     if isinstance(drafter, Shortenable):
-        _check_shortened(drafter, vocab_size, hidden_size)
+        check_shortened(drafter, vocab_size, hidden_size)
     drafter.reset()
-
-
-def _check_fork(drafter: Any, vocab_size: int, hidden_size: int) -> None:
-    """Two forks on other sequences, taking turns, draft as one drafter does on each of them."""
-    prompts = [[(seed * 5 + i * i) % vocab_size for i in range(7 + seed)] for seed in (1, 2)]
-    cap, key = drafter.max_draft, mx.random.key(3)
-
-    def drafts(one: Drafter, anchor: int) -> list[int]:
-        return _ints(one.draft(anchor, cap, sampling=Sampling(), key=key).tokens)
-
-    want: list[list[int]] = []
-    for prompt in prompts:
-        drafter.reset()
-        _feed(drafter, prompt, hidden_size)
-        want.append(drafts(drafter, prompt[0]))
-    forks = [drafter.fork() for _ in prompts]
-    for fork, prompt in zip(forks, prompts, strict=True):
-        _feed(fork, prompt, hidden_size)
-    got = [drafts(fork, prompt[0]) for fork, prompt in zip(forks, prompts, strict=True)]
-    assert got == want, "a fork drafts otherwise than the drafter it came from"
-    assert drafts(drafter, prompts[-1][0]) == want[-1], "a fork changed the drafter it came from"
-    if isinstance(forks[0], DraftsTogether) and forks[0].kin is not None:
-        _check_together(forks, [prompt[0] for prompt in prompts], want)
-        assert drafts(forks[0], prompts[0][0]) == want[0], "a joint draft moved a drafter on"
-    if isinstance(forks[0], ObservesTogether) and forks[0].kin is not None:
-        shown = [Observation(fork, [1, 2, 0], _rows_of(fork, 3, hidden_size)) for fork in forks]
-        others = [replace(one, drafter=drafter.fork()) for one in shown]
-        for one, other, prompt in zip(shown, others, prompts, strict=True):
-            _feed(other.drafter, prompt, hidden_size)
-            one.alone()
-        others[0].drafter.observe_together(others)
-        pairs = zip(shown, others, strict=True)
-        got, want = zip(*([drafts(row.drafter, 1) for row in pair] for pair in pairs), strict=True)
-        _check_alike(got, want, "forks draft otherwise after rows seen together")
-
-
-def _check_together(forks: list[Any], anchors: list[int], alone: list[list[int]]) -> None:
-    """A joint draft gives each fork its own draft, to its own cap."""
-    assert all(fork.kin is forks[0].kin for fork in forks), "forks must have the same kin"
-    key, caps, ids = mx.random.key(3), [forks[0].max_draft, 1], list[list[int]]()
-    rows = zip(forks, anchors, caps, strict=True)
-    drafts = forks[0].draft_together([DraftAsk(*row, Sampling(), key) for row in rows])
-    assert len(drafts) == len(caps), f"{len(drafts)} joint drafts for {len(caps)} asks"
-    for draft, cap, want in zip(drafts, caps, alone, strict=True):
-        got = want[:cap] if draft is None else _ints(draft.tokens)
-        assert len(got) <= cap, f"{len(got)} joint drafts of one row for cap {cap}"
-        ids.append(got)
-    _check_alike(ids, alone, "forks draft otherwise together than alone")
-
-
-def _check_alike(got: Iterable[list[int]], want: Iterable[list[int]], complaint: str) -> None:
-    """At least half of the ids are the same: rounding may change some."""
-    pairs = zip(got, want, strict=True)
-    alike = [a == b for one, other in pairs for a, b in zip(one, other, strict=False)]
-    assert 2 * sum(alike) >= len(alike), complaint
-
-
-def _check_shortened(drafter: Any, vocab_size: int, hidden_size: int) -> None:
-    """A shortened snapshot drafts as the drafter did when it had seen no more."""
-    prompt = [(5 + i * i) % vocab_size for i in range(14)]
-    cap, key = drafter.max_draft, mx.random.key(4)
-
-    def drafts() -> list[int]:
-        return _ints(drafter.draft(prompt[0], cap, sampling=Sampling(), key=key).tokens)
-
-    drafter.reset()
-    _feed(drafter, prompt[:9], hidden_size)
-    early = drafts()
-    _feed(drafter, prompt[9:], hidden_size)
-    late, state = drafts(), drafter.state()
-    short = drafter.shortened(state, 9)
-    if short is not None:
-        drafter.restore(short)
-        assert drafts() == early, "a shortened snapshot drafts otherwise than an early one"
-        _feed(drafter, prompt[9:], hidden_size)
-        assert drafts() == late, "a shortened snapshot does not go on as an early one"
-    drafter.restore(state)
-    assert drafts() == late, "shortening a snapshot changed it"
 
 
 def _check_round(
@@ -233,7 +147,7 @@ def _check_round(
     n = draft.n_drafted
     assert draft.tokens.ndim == 1 and n <= cap, f"{where}: at most {cap} drafts, got {n}"
     assert mx.issubdtype(draft.tokens.dtype, mx.integer), f"{where}: tokens must be whole numbers"
-    tokens = _ints(draft.tokens)
+    tokens = ints(draft.tokens)
     assert all(0 <= t < vocab_size for t in tokens), f"{where}: ids outside the vocabulary"
     if draft.probs is not None and n:
         assert draft.probs.shape == (n, vocab_size), f"{where}: shape of probs"
@@ -248,12 +162,12 @@ def _check_round(
         assert draft.confidence.shape == (n,), f"{where}: shape of confidence"
         chances: list[float] = draft.confidence.tolist()  # pyright: ignore[reportAssignmentType]
         assert all(0 <= c <= 1 for c in chances), f"{where}: confidence must be in 0..1"
-    _feed(drafter, [anchor, *tokens], hidden_size)  # a snapshot must not follow what comes later
+    feed(drafter, [anchor, *tokens], hidden_size)  # a snapshot must not follow what comes later
     drafter.restore(snapshot)
     again = drafter.draft(anchor, cap, sampling=sampling, key=key)
-    assert _ints(again.tokens) == tokens, f"{where}: state/restore changed the draft"
+    assert ints(again.tokens) == tokens, f"{where}: state/restore changed the draft"
     kept = [anchor, *tokens[: n_round % (n + 1)]]
-    _feed(drafter, kept, hidden_size)
+    feed(drafter, kept, hidden_size)
     return (anchor + 1) % vocab_size
 
 
@@ -271,7 +185,7 @@ def _check_draws(drafter: Drafter, anchor: int, sampling: Sampling, n_draws: int
         draft = drafter.draft(anchor, drafter.max_draft, sampling=sampling, key=key)
         if draft.probs is None:
             break
-        for slot, token in enumerate(_ints(draft.tokens)):
+        for slot, token in enumerate(ints(draft.tokens)):
             drawn[slot].append(token)
             expected[slot] = expected[slot] + draft.probs[slot].astype(mx.float32)
     drafter.restore(snapshot)
@@ -295,17 +209,6 @@ def _check_counts(tokens: list[int], expected: list[float], what: str) -> None:
         f"{what} is not drawn from its row of probs: chi-square {chi_square:.0f} over "
         f"{len(tokens)} draws, at most {limit:.0f} by chance"
     )
-
-
-def _feed(drafter: Drafter, tokens: list[int], hidden_size: int) -> None:
-    drafter.observe(tokens, _rows_of(drafter, len(tokens), hidden_size))
-
-
-def _rows_of(drafter: Drafter, n_rows: int, hidden_size: int) -> TargetOutput:
-    """Committed rows as a target's forward gives them, with random taps."""
-    shape, layers = (n_rows, hidden_size), drafter.taps
-    taps = tuple(mx.random.normal(shape, key=mx.random.key(layer)) for layer in layers)
-    return TargetOutput(mx.zeros((n_rows, 1)), taps)
 
 
 def _check_states(target: Target, prompt: Sequence[int]) -> None:
@@ -411,11 +314,6 @@ def _raises(error: type[Exception], call: Any, what: str) -> None:
         message = f"{what} must raise {error.__name__}, got {type(other).__name__}"
         raise AssertionError(message) from other
     raise AssertionError(f"{what} must raise {error.__name__}")
-
-
-def _ints(tokens: mx.array) -> list[int]:
-    values: list[int] = tokens.tolist()  # pyright: ignore[reportAssignmentType]
-    return values
 
 
 class _Rng:
