@@ -112,7 +112,7 @@ def test_nothing_is_left_where_nothing_can_be_compiled_or_written(nvrtc, tmp_pat
 def test_two_processes_may_leave_the_same_module_at_once(nvrtc, tmp_path, monkeypatch):
     """Each writes aside and puts both files in place, in whatever order the steps fall."""
     binary, names = tmp_path / f"{ADD.file}.ptx", tmp_path / f"{ADD.file}.txt"
-    replace, others = _compiler._replace, [b"of another compiler"]
+    replace, others = _compiler.replace_file, [b"of another compiler"]
 
     def disturbed(path, content):
         replace(path, content)
@@ -120,7 +120,7 @@ def test_two_processes_may_leave_the_same_module_at_once(nvrtc, tmp_path, monkey
             replace(names, f"of another\n{_compiler._digest(others[0])}\n".encode())
             replace(binary, others.pop())
 
-    monkeypatch.setattr(_compiler, "_replace", disturbed)
+    monkeypatch.setattr(_compiler, "replace_file", disturbed)
     assert leave(ADD, "sm_90", tmp_path) and binary.read_bytes().startswith(b"\x7fELF")
     assert not _compiler._whole(binary, names)  # so the next one does it again
     assert leave(ADD, "sm_90", tmp_path) and _compiler._whole(binary, names)

@@ -65,6 +65,15 @@ def test_a_damaged_file_costs_a_measurement_and_nothing_else(tmp_path, monkeypat
     assert Gate(DEVICE, path).matmul(SHAPE) == WON
 
 
+def test_what_another_process_is_writing_is_left_alone(tmp_path, monkeypatch):
+    """Two that shared one name for a file in the making failed, or kept half of each."""
+    path, others = tmp_path / "verdicts.json", tmp_path / "verdicts.tmp"
+    others.write_text("half of ano")
+    monkeypatch.setattr(Gate, "_measure_matmul", lambda self, shape: WON)
+    Gate(DEVICE, path).matmul(SHAPE)
+    assert others.read_text() == "half of ano" and len(json.loads(path.read_text())) == 1
+
+
 def test_a_kernel_that_cannot_run_is_a_verdict_not_a_crash():
     """This machine has no Metal: the launch is refused, and the shape stays stock."""
     if mx.metal.is_available():

@@ -17,13 +17,14 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
+
+from spec_kernels._files import replace_file
 
 TYPES = {
     mx.float16: "__half",
@@ -144,8 +145,8 @@ def leave(module: Module, architecture: str, folder: Path | None = None) -> bool
         folder.mkdir(parents=True, exist_ok=True)
         # MLX reads lines with a tab: the name it asks for, and the one in the binary.
         listed = f"mlx::core::cu::{module.function}\t{module.function}\n{_digest(made)}\n"
-        _replace(names, listed.encode())
-        _replace(binary, made)
+        replace_file(names, listed.encode())
+        replace_file(binary, made)
     except (CompilerError, OSError, KeyError, ValueError):
         return False
     return True
@@ -248,15 +249,3 @@ def _whole(binary: Path, names: Path) -> bool:
         return names.read_text(encoding="utf-8").splitlines()[-1] == _digest(binary.read_bytes())
     except (OSError, UnicodeDecodeError, IndexError):
         return False
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees all of it or what was there before."""
-    handle, made = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(made).replace(path)
-    except BaseException:  # an interrupt too leaves nothing behind
-        Path(made).unlink(missing_ok=True)
-        raise

@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_kernels._build import KernelError, revision
+from spec_kernels._files import replace_file
 from spec_kernels.attention import MAX_QUERIES
 from spec_kernels.hardware import Device
 from spec_kernels.matmul import MAX_ROWS, RowMatmul
@@ -97,9 +98,7 @@ class Gate:
         self._stored[self._key(what)] = verdict
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self._path.with_suffix(".tmp")
-            fresh.write_text(json.dumps(self._stored, indent=1, sort_keys=True), encoding="utf-8")
-            fresh.replace(self._path)
+            replace_file(self._path, json.dumps(self._stored, indent=1, sort_keys=True).encode())
 
     def _measure_matmul(self, shape: MatmulShape) -> Verdict:
         # A head of 150,000 outputs behaves like one of 16,384 and would cost gigabytes to try.
