@@ -24,6 +24,7 @@ import mlx.core as mx
 
 from spec_core import TargetOutput
 from spec_kernels import Installed, KernelError
+from spec_targets.ragged import whole_mask
 from spec_targets.replayed import Held, Model
 
 TRIED_AFTER = 8  # blocks of a kind: fewer would not repay the trace
@@ -68,9 +69,7 @@ class Buffers:
         self, n: int, return_array: bool = False, window_size: int | None = None
     ) -> str | None:
         """The mask as mlx-lm's caches make it, where it is no array."""
-        if return_array or window_size is not None:
-            raise KernelError("[compiled] Masks must be causal, got a window or an array.")
-        return "causal" if n > 1 else None
+        return whole_mask(n, window_size, return_array)
 
 
 @dataclass(slots=True)

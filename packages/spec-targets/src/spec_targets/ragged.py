@@ -155,9 +155,7 @@ class RaggedCache:
         With whole buffers the mask as mlx-lm's caches make it, where it is no array.
         """
         if self._ends is not None:
-            if return_array or window_size is not None:
-                raise KernelError("[ragged] Masks must be causal, got a window or an array.")
-            return "causal" if n_rows > 1 else None
+            return whole_mask(n_rows, window_size, return_array)
         rows = self._columns[:, None, :, None]
         seen = mx.arange(self._first, self._end)[None, None, None]
         mask = seen <= rows
@@ -355,6 +353,13 @@ def joined(parts: Sequence[Any]) -> Any:
     if isinstance(head, RaggedPacked):
         return RaggedPacked(buffers, used, head.group_size, head.bits)
     return RaggedCache(buffers, used, head.window, head.slack)
+
+
+def whole_mask(n_rows: int, window_size: int | None, return_array: bool) -> str | None:
+    """The mask over whole buffers as mlx-lm's caches make it; KernelError where it is an array."""
+    if return_array or window_size is not None:
+        raise KernelError("[buffers] Masks must be causal, got a window or an array.")
+    return "causal" if n_rows > 1 else None
 
 
 def reads_whole(entry: Any) -> bool:

@@ -111,8 +111,7 @@ class HeldAlone:
 
     def inputs(self) -> list[mx.array]:
         """See `Held`; the beginning has no axes."""
-        buffers = [array for entry in self._entries for array in (entry.keys, entry.values)]
-        return [mx.array(self.n_held, mx.int32), *buffers]
+        return [mx.array(self.n_held, mx.int32), *self._buffers()]
 
     @property
     def model(self) -> Model:
@@ -126,8 +125,7 @@ class HeldAlone:
     def newest(self, n_new: int) -> list[mx.array]:
         """See `Held`."""
         end = self.n_held
-        buffers = [array for entry in self._entries for array in (entry.keys, entry.values)]
-        return [array[..., end - n_new : end, :] for array in buffers]
+        return [array[..., end - n_new : end, :] for array in self._buffers()]
 
     def write(self, rows: Sequence[mx.array], n_new: int) -> None:
         """See `Held`."""
@@ -138,22 +136,26 @@ class HeldAlone:
             entry.values[..., begin:end, :] = next(at)
             entry.offset = end
 
+    def _buffers(self) -> list[mx.array]:
+        return [array for entry in self._entries for array in (entry.keys, entry.values)]
+
 
 class HeldTogether:
     """The caches of several sequences, block ids of shape (B, T).
 
     Args:
         forward: The watched model.
-        cache: A closed batch cache.
+        cache: A closed batch cache that `can_read_whole`.
     """
 
     def __init__(self, forward: Forward, cache: BatchCache) -> None:
         self._forward, self._cache = forward, cache
+        self._entries: list[Any] = cache.entries
 
     @property
     def first(self) -> Any:
         """See `Held`."""
-        return self._cache.entries[0]
+        return self._entries[0]
 
     @property
     def n_held(self) -> int:
@@ -166,24 +168,19 @@ class HeldTogether:
 
     def capacities(self) -> set[int] | None:
         """See `Held`."""
-        entries: list[Any] = self._cache.entries
-        if not can_read_whole(self._cache):
+        if any(entry.used != self._cache.offsets for entry in self._entries):
             return None
-        if any(entry.used != self._cache.offsets for entry in entries):
-            return None
-        return {entry.capacity for entry in entries}
+        return {entry.capacity for entry in self._entries}
 
     def widen(self, capacity: int) -> None:
         """See `Held`."""
-        entries: list[Any] = self._cache.entries
-        for entry in entries:
+        for entry in self._entries:
             entry.widen(capacity)
 
     def inputs(self) -> list[mx.array]:
         """See `Held`; the beginnings are (B,)."""
-        entries: list[Any] = self._cache.entries
         begin = mx.array(self._cache.offsets, mx.int32)
-        return [begin, *(array for entry in entries for array in entry.buffers)]
+        return [begin, *self._buffers()]
 
     @property
     def model(self) -> Model:
@@ -196,19 +193,19 @@ class HeldTogether:
 
     def newest(self, n_new: int) -> list[mx.array]:
         """See `Held`."""
-        entries: list[Any] = self._cache.entries
         index = Places(n_new, self._cache.offsets).columns(self._cache.offsets)[:, None, :, None]
-        buffers = [array for entry in entries for array in entry.buffers]
-        return [mx.take_along_axis(array, index, axis=2) for array in buffers]
+        return [mx.take_along_axis(array, index, axis=2) for array in self._buffers()]
 
     def write(self, rows: Sequence[mx.array], n_new: int) -> None:
         """See `Held`; leaves the blocks open."""
-        entries: list[Any] = self._cache.entries
         places, at = Places(n_new, self._cache.offsets, whole=True), iter(rows)
-        for entry in entries:
+        for entry in self._entries:
             entry.prepare(places)
             entry.write([next(at), next(at)])
         self._cache.n_open = n_new
+
+    def _buffers(self) -> list[mx.array]:
+        return [array for entry in self._entries for array in entry.buffers]
 
 
 class WholeRows:
