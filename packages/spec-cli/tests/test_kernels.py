@@ -22,7 +22,7 @@ def target_with(switch, layers):
 
 
 def test_the_statistics_say_which_rows_the_kernels_serve():
-    switch = Switch()
+    switch = Switch(16)
     switch.use(("stock", "stock", *["all"] * 15))
     target = target_with(switch, [object()])
     cap = caps.Caps(3, lambda: FixedCap(3), 3)
@@ -92,7 +92,7 @@ def test_the_kernels_can_be_chosen(spec, tiny_folder, choice, monkeypatch):
 
     def install(target, config, *, mode, **others):
         asked.append(mode)
-        return Installed(Switch(), this_device(), "known", [], [])
+        return Installed(Switch(16), this_device(), "known", [], [])
 
     monkeypatch.setattr("spec_targets.load.install_kernels", install)
     arguments = ("--raw", "a b", "--model", tiny_folder, "--max-tokens", 2, "--kernels", choice)

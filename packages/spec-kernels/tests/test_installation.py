@@ -179,12 +179,13 @@ def whole_forwards(monkeypatch, seconds):
     """Outcome of the race of whole forwards, by arm; the arms tried are kept."""
     tried = []
 
-    def race(forward, use, **_):
+    def race(forward, use, rows_raced):
+        assert rows_raced[-1] == 32  # what kernels of CUDA serve
         forward(1)
         for arm in seconds:
             use(arm)
             tried.append(arm)
-        return dict.fromkeys((1, 8, 16), seconds)
+        return dict.fromkeys((1, 8, 32), seconds)
 
     monkeypatch.setattr(installed, "race_forwards", race)
     return tried
@@ -203,7 +204,7 @@ def test_whole_forwards_have_the_last_word(cuda, model, launched, monkeypatch, t
         assert launched(model.layers[0].o_proj, 3) == [1]
         assert launched(model.layers[0].q_proj, 17) == []
     with install(model, forward=ran.append, cache=kept) as installed:
-        assert installed.report().arms == {"all": "1-16"}
+        assert installed.report().arms == {"all": "1-32"}
     assert tried == ["stock", "raced", "all"] and ran == [1]  # the second time it was known
 
 
@@ -211,7 +212,7 @@ def test_a_model_whose_forwards_are_no_faster_gets_its_layers_back(cuda, model, 
     before = classes(model)
     whole_forwards(monkeypatch, {"stock": 1.0, "raced": 0.99, "all": 1.5})
     with install(model, forward=lambda rows: None) as installed:
-        assert installed.report().arms == {"stock": "1-16"}
+        assert installed.report().arms == {"stock": "1-32"}
         assert not installed.report().on
         assert classes(model) == before
 
@@ -283,7 +284,7 @@ def test_exact_serves_every_row_count_and_attention(cuda, model):
     with install(model, exact=True) as installed:
         report = installed.report()
         assert report.exact
-        assert {op.serves for op in report.ops} == {"1-16"}
+        assert {op.serves for op in report.ops} == {"1-32"}
         assert {op.op for op in report.ops} == {"matmul", "attention"}
 
 

@@ -43,7 +43,7 @@ class Attention(nn.Module):
 
 def wrapped(layer, *, rows=range(1, 17), wide_from=None, exact=False):
     matmul = FakeMatmul(weight_of(layer))
-    switch = Switch(exact=exact)
+    switch = Switch(16, exact=exact)
     kernel = LinearKernel(matmul, frozenset(rows), wide_from, switch, "cuda")
     wrap_linear(layer, kernel)
     return matmul, switch
@@ -180,7 +180,7 @@ def test_attention_finds_the_kernel_in_this_instance_only(monkeypatch):
     original = attention_function(layer, "attend")
     assert original is attend and original is not None
     served = []
-    switch = Switch()
+    switch = Switch(16)
     kernel = AttentionKernel(original, {4: 1}, switch, "cuda")
 
     def bound(self, q, k, causal):
@@ -205,7 +205,7 @@ def test_attention_served_once_is_still_asked_what_may_change(monkeypatch):
         "spec_kernels.attention_layers.RowAttention.bound",
         lambda self, q, k, causal: lambda q, k, v: q,
     )
-    switch = Switch()
+    switch = Switch(16)
     kernel = AttentionKernel(attend, {4: 40}, switch, "metal")
     q, k = attention_problem(4)
 
@@ -227,7 +227,7 @@ def test_attention_served_once_is_still_asked_what_may_change(monkeypatch):
     [(4, "causal", {4: 64}), (4, "causal", {2: 1}), (4, "bool", {4: 1})],
 )
 def test_attention_the_kernel_does_not_serve_is_the_models_own(queries, mask, min_keys):
-    switch = Switch()
+    switch = Switch(16)
     kernel = AttentionKernel(attend, min_keys, switch, "metal" if mask == "bool" else "cuda")
     q, k = attention_problem(queries)
     mask = mx.ones((queries, 40), mx.bool_) if mask == "bool" else mask
@@ -248,7 +248,7 @@ def test_on_cuda_a_few_queries_without_a_kernel_go_to_plain_operations(kind):
         "added": mx.where(seen[0], 0.0, -9.0).astype(q.dtype),
         "by head": seen[None],
     }[kind]
-    switch = Switch()
+    switch = Switch(16)
     out = AttentionKernel(attend, {}, switch, "cuda", raced=False)(q, k, k, mask=mask)
     assert switch.calls == {"attention plain": 1}
     exact = mask.astype(mx.float32) if kind == "added" else mask
@@ -273,7 +273,7 @@ def test_prompts_worth_a_plan_and_single_queries_stay_with_mlx(
     monkeypatch.setattr("spec_kernels.attention_layers._FEW_SCORES", scores)
     q, k = attention_problem(queries)
     mask = mx.ones((queries, 40), mx.bool_) if mask == "rows" else mask
-    switch = Switch()
+    switch = Switch(16)
     AttentionKernel(attend, {}, switch, "cuda", raced=False)(q, k, k, mask=mask)
     assert switch.calls == ({"attention plain": 1} if taken else {})
 
@@ -289,7 +289,7 @@ def test_whole_buffers_go_to_the_kernel_with_what_is_fresh(monkeypatch):
     monkeypatch.setattr("spec_kernels.attention_layers.RowAttention.bound", bind)
     q, k = attention_problem(4)
     q, k = q.astype(mx.bfloat16), k.astype(mx.bfloat16)
-    kernel = AttentionKernel(attend, {}, Switch(), "cuda")
+    kernel = AttentionKernel(attend, {}, Switch(16), "cuda")
     old = SimpleNamespace(n_keys=mx.array([30], mx.int32))
     new = SimpleNamespace(n_keys=mx.array([34], mx.int32), fresh=(k[:, :, :4], k[:, :, 4:8]))
     for cache in (old, new, new):
@@ -303,7 +303,7 @@ def test_whole_buffers_go_to_the_kernel_with_what_is_fresh(monkeypatch):
 
 
 def test_exact_attention_names_what_it_cannot_serve():
-    kernel = AttentionKernel(attend, {}, Switch(exact=True), "cuda")
+    kernel = AttentionKernel(attend, {}, Switch(16, exact=True), "cuda")
     q, k = attention_problem(4)
     with pytest.raises(ExactError, match=r"\[exact\] attention must .* got: only the causal mask"):
         kernel(q, k, k, cache=None, scale=0.125, mask=mx.ones((4, 40), mx.bool_))

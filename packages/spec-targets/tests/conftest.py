@@ -101,7 +101,7 @@ def serve(make_target, monkeypatch, attend_bound):
 
     def make(model_type, layer_types=FULL, *, graphs=True, **fields):
         target = make_target(model_type, layer_types=layer_types, **fields)
-        switch, kernels, layers = Switch(), {}, []
+        switch, kernels, layers = Switch(16), {}, []
         for _, layer in target.model.named_modules():
             original = attention_function(layer, NAME)
             if original is not None:

@@ -11,7 +11,7 @@ from spec_targets import acceleration, base, load, load_target
 
 def installed_kernels():
     """What `install` returns on a GPU, without layers."""
-    return Installed(Switch(), this_device(), "known", [], [])
+    return Installed(Switch(16), this_device(), "known", [], [])
 
 
 def test_the_raced_forward_leaves_its_cache_as_it_was(checkpoint, monkeypatch):

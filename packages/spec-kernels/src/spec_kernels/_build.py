@@ -22,6 +22,9 @@ Kernel = Callable[..., Any]
 Factory = Callable[..., Kernel]
 Template = tuple[tuple[str, Any], ...]
 
+MAX_ROWS = {"metal": 16, "cuda": 32, "cpu": 16}
+"""Rows of a matmul, and query positions of attention, that the kernels of a backend serve."""
+
 
 class KernelError(RuntimeError):
     """A kernel cannot serve what was asked of it.

@@ -1,4 +1,4 @@
-"""Attention of 1 to 16 query positions to a long cache, reading keys and values once for all.
+"""Attention of a few query positions to a long cache, reading keys and values once for all.
 
 `row_attention_ops` (plain MLX), `row_attention_metal`, `row_attention_cuda` and the dispatcher
 `row_attention`. Flash decoding in two passes: blocks of keys, then a merge. The blocks are fixed
@@ -12,9 +12,16 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from spec_kernels._build import Factory, KernelError, Text, backend, cuda_kernel, metal_kernel
+from spec_kernels._build import (
+    MAX_ROWS,
+    Factory,
+    KernelError,
+    Text,
+    backend,
+    cuda_kernel,
+    metal_kernel,
+)
 
-MAX_QUERIES = 16
 NEAR, FAR, SHIFT = 128, 256, 2048
 Choice = Literal["auto", "ops", "stock", "metal", "cuda"]
 Mask = Literal["causal"] | None
@@ -59,8 +66,8 @@ def unsupported(q: mx.array, k: mx.array, mask: object, where: str) -> str | Non
     n_queries, depth = q.shape[-2:]
     if mask is not None and not (isinstance(mask, str) and mask == "causal"):
         return "only the causal mask or none is served"
-    if not 1 <= n_queries <= min(MAX_QUERIES, k.shape[2]):
-        return f"{n_queries} query positions, served are 1 to {MAX_QUERIES}"
+    if not 1 <= n_queries <= min(MAX_ROWS[where], k.shape[2]):
+        return f"{n_queries} query positions, served are 1 to {MAX_ROWS[where]}"
     depths = (64, 96, 128) if where == "cuda" else (64, 80, 96, 128)
     if depth not in depths:
         return f"head dimension {depth}, served are {depths}"

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from spec_kernels._build import ExactError, KernelError
-from spec_kernels.attention import MAX_QUERIES, Attend, RowAttention, few_query_attention
+from spec_kernels.attention import Attend, RowAttention, few_query_attention
 from spec_kernels.attention import unsupported as attention_unsupported
 from spec_kernels.layers import BASE, Switch
 
@@ -110,7 +110,7 @@ class AttentionKernel:
         if self._takes_plain(queries, keys, mask, sinks, reason):
             self._switch.calls["attention plain"] += 1
             return few_query_attention(queries, keys, values, scale=scale, mask=mask)
-        if self._switch.exact and queries.shape[2] <= MAX_QUERIES:
+        if self._switch.exact and queries.shape[2] <= self._switch.most:
             raise ExactError(f"[exact] attention must use the kernel, got: {reason}.")
         if sinks is not None:
             others["sinks"] = sinks
@@ -118,7 +118,7 @@ class AttentionKernel:
 
     def least_keys(self, n_queries: int) -> int | None:
         """From how many keys the kernel serves so many positions, or None where it never does."""
-        if not self._switch.on or n_queries > MAX_QUERIES:
+        if not self._switch.on or n_queries > self._switch.most:
             return None
         return 1 if self._switch.exact else self._min_keys.get(n_queries)
 
@@ -127,7 +127,7 @@ class AttentionKernel:
 
         No race is asked: MLX would need a mask array, with which it plans anew for every length.
         """
-        can = self._raced and self._where == "cuda" and n_queries <= MAX_QUERIES
+        can = self._raced and self._where == "cuda" and n_queries <= self._switch.most
         return can and self._switch.on and not self._switch.exact
 
     def _within(
@@ -166,7 +166,7 @@ class AttentionKernel:
         if not self._switch.on:
             return self._switch.reason
         n_queries = q.shape[2]
-        if n_queries > MAX_QUERIES:
+        if n_queries > self._switch.most:
             return "a prompt"
         if sinks is not None:
             return "attention sinks"

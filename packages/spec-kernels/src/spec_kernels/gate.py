@@ -13,11 +13,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from spec_kernels._build import KernelError, revision
+from spec_kernels._build import MAX_ROWS, KernelError, revision
 from spec_kernels._files import replace_file
-from spec_kernels.attention import MAX_QUERIES
 from spec_kernels.hardware import Device
-from spec_kernels.matmul import MAX_ROWS, RowMatmul
+from spec_kernels.matmul import RowMatmul
 from spec_kernels.numerics import AttentionShape, MatmulShape, attention_problem, matmul_problem
 from spec_kernels.race import AttentionVerdict, Verdict, race_attention, race_matmul
 
@@ -80,7 +79,7 @@ class Gate:
     def shares(self, together: RowMatmul) -> bool:
         """Whether one launch for several weights gives the bits of one launch each; not stored."""
         singles = [RowMatmul(weight, self._where) for weight in together.weights]
-        for rows in (1, MAX_ROWS):
+        for rows in (1, MAX_ROWS[self._where]):
             x = mx.random.normal((rows, together.k), key=mx.random.key(rows)).astype(together.dtype)
             parts = together.launch(x, poison=True)
             for part, single in zip(parts, singles, strict=True):
@@ -103,7 +102,7 @@ class Gate:
     def _measure_matmul(self, shape: MatmulShape) -> Verdict:
         # A head of 150,000 outputs behaves like one of 16,384 and would cost gigabytes to try.
         shape = replace(shape, n=min(shape.n, TRIED_OUTPUTS))
-        every = frozenset(range(1, MAX_ROWS + 1))
+        every = frozenset(range(1, MAX_ROWS[self._where] + 1))
         try:
             problem = matmul_problem(shape, self._where)
             if problem:
@@ -120,7 +119,7 @@ class Gate:
             if problem:
                 return AttentionVerdict(False, {}, problem)
             if not self._race:
-                every = dict.fromkeys(range(1, MAX_QUERIES + 1), 1)
+                every = dict.fromkeys(range(1, MAX_ROWS[self._where] + 1), 1)
                 return AttentionVerdict(True, every, "correct; not raced")
             return race_attention(shape, self._where)
         except (KernelError, RuntimeError, ValueError) as error:

@@ -14,8 +14,7 @@ from typing import Literal
 import mlx.core as mx
 import mlx.nn as nn
 
-from spec_kernels._build import ExactError
-from spec_kernels.attention import MAX_QUERIES
+from spec_kernels._build import MAX_ROWS, ExactError
 from spec_kernels.attention_layers import AttentionKernel, attention_function, wrap_attention
 from spec_kernels.exact import require_row_invariant
 from spec_kernels.gate import AttentionShape, Gate, MatmulShape
@@ -31,7 +30,7 @@ from spec_kernels.layers import (
     weight_of,
     wrap_linear,
 )
-from spec_kernels.matmul import MAX_ROWS, RowMatmul, Weight, alike, unsupported
+from spec_kernels.matmul import RowMatmul, Weight, alike, unsupported
 from spec_kernels.whole import Forward
 
 Mode = Literal["auto", "on", "off"]
@@ -83,7 +82,7 @@ def install(
         require_row_invariant(model, device.backend, ATTENTION_NAME)
     if mode == "auto" and not exact and rule.allowed and not rule.measured:
         rule = Rule(False, f"{rule.reason}, but not measured yet; ask for them to race them here")
-    switch = Switch(exact=exact)
+    switch = Switch(MAX_ROWS[device.backend], exact=exact)
     if not rule.allowed and (device.backend != "cuda" or mode == "off"):
         return Installed(switch, device, rule.reason, [], [])
     gate = Gate(device, cache, race=not exact)
@@ -159,7 +158,7 @@ class _Installer:
         verdict = self._gate.matmul(shape)
         if self._switch.exact and not verdict.correct:
             raise ExactError(f"[exact] matmul of {shape} failed its check: {verdict.reason}.")
-        rows = frozenset(range(1, MAX_ROWS + 1)) if self._switch.exact else verdict.rows
+        rows = frozenset(range(1, self._switch.most + 1)) if self._switch.exact else verdict.rows
         kernel = self._where if rows else "stock"
         self._note(
             OpState("matmul", str(shape), 0, kernel, span(rows), verdict.reason, verdict.speedup)
@@ -225,14 +224,15 @@ class _Installer:
         self, heads: tuple[int, int, int] | None
     ) -> tuple[dict[int, int], OpState, bool]:
         if heads is None:
-            everywhere = dict.fromkeys(range(1, MAX_QUERIES + 1), 1)
-            state = OpState("attention", "any", 0, self._where, "1-16", "exact")
+            everywhere = dict.fromkeys(range(1, self._switch.most + 1), 1)
+            state = OpState("attention", "any", 0, self._where, span(everywhere), "exact")
             return everywhere, state, False
         shape = AttentionShape(*heads, "bfloat16")
         verdict = self._gate.attention(shape)
         if self._switch.exact and not verdict.correct:
             raise ExactError(f"[exact] attention of {shape} failed its check: {verdict.reason}.")
         kernel = self._where if verdict.min_keys or self._switch.exact else "stock"
-        serves = span(verdict.min_keys) if not self._switch.exact else "1-16"
+        every = range(1, self._switch.most + 1)
+        serves = span(every if self._switch.exact else verdict.min_keys)
         state = OpState("attention", str(shape), 0, kernel, serves, verdict.reason, verdict.speedup)
         return verdict.min_keys, state, verdict.correct

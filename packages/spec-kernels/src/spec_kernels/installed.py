@@ -16,7 +16,7 @@ from spec_kernels.attention_layers import AttentionKernel
 from spec_kernels.gate import Gate
 from spec_kernels.hardware import Device
 from spec_kernels.layers import LinearKernel, Switch, unwrap
-from spec_kernels.matmul import MAX_ROWS
+from spec_kernels.race import raced_rows
 from spec_kernels.watchdog import Watchdog
 from spec_kernels.whole import Arm, Forward, best_arms, race_forwards
 
@@ -107,7 +107,7 @@ class Installed:
     @property
     def max_rows(self) -> int | None:
         """Rows up to which exact mode holds; None where nothing limits them."""
-        return MAX_ROWS if self._switch.exact and self._layers else None
+        return self._switch.most if self._switch.exact and self._layers else None
 
     @property
     def epoch(self) -> int:
@@ -188,7 +188,10 @@ class Installed:
         """
 
         def measure() -> dict[str, Any]:
-            seconds = race_forwards(forward, lambda arm: self._switch.use((arm,) * (MAX_ROWS + 1)))
+            switch = self._switch
+            seconds = race_forwards(
+                forward, lambda arm: switch.use(switch.all_rows(arm)), raced_rows(switch.most)
+            )
             ms = {
                 str(n): {a: round(1e3 * s, 3) for a, s in by.items()} for n, by in seconds.items()
             }

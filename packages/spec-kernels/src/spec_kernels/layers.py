@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from spec_kernels._build import ExactError
-from spec_kernels.matmul import MAX_ROWS, RowMatmul, Weight
+from spec_kernels.matmul import RowMatmul, Weight
 from spec_kernels.prefill import wide_prefill_ops
 from spec_kernels.whole import Arm
 
@@ -30,6 +30,7 @@ class Switch:
     """The one place that says whether a model's kernels are in use.
 
     Attributes:
+        most: rows of a matmul, and query positions, that the kernels serve.
         on: whether kernels serve at all; `turn_off` ends it.
         reason: why it is off.
         exact: a layer that cannot serve its kernel raises instead of falling back.
@@ -42,14 +43,22 @@ class Switch:
         epoch: counts the changes of what serves, so that whoever kept a graph knows it is stale.
     """
 
+    most: int
     on: bool = True
     reason: str = ""
     exact: bool = False
     fresh: bool = False
-    arms: tuple[Arm, ...] = ("raced",) * (MAX_ROWS + 1)
+    arms: tuple[Arm, ...] = ()
     calls: Counter[str] = field(default_factory=Counter)
     served: list[dict[tuple[int, ...], Serve]] = field(default_factory=list)
     epoch: int = 0
+
+    def __post_init__(self) -> None:
+        self.arms = self.arms or self.all_rows("raced")
+
+    def all_rows(self, arm: Arm) -> tuple[Arm, ...]:
+        """One arm for every number of rows."""
+        return (arm,) * (self.most + 1)
 
     def use(self, arms: tuple[Arm, ...]) -> None:
         """Choose by number of rows from now on."""
@@ -126,7 +135,7 @@ class LinearKernel:
         where: str,
     ) -> None:
         self._matmul, self._switch, self._wide_from = matmul, switch, wide_from
-        self._wins = [row in rows for row in range(MAX_ROWS + 1)]
+        self._wins = [row in rows for row in range(switch.most + 1)]
         self._where = where
         self._shared: tuple[Shared, int] | None = None
         self._alike = False
@@ -165,11 +174,11 @@ class LinearKernel:
             return _stock
         switch.fresh = True
         serve, final = _stock, True
-        if rows <= MAX_ROWS:
+        if rows <= switch.most:
             arm = switch.arms[rows]
             if arm == "all" or (arm == "raced" and self._wins[rows]):
                 serve, final = self._by_kernel(shape, together=arm == "all" or self._alike)
-        elif switch.exact and shape[-2] <= MAX_ROWS:
+        elif switch.exact and shape[-2] <= switch.most:
             serve = self._counted(self._in_slices, self._where)
         elif self._wide_from is not None and rows >= self._wide_from:
             weight = self._matmul.weight
@@ -200,13 +209,13 @@ class LinearKernel:
         return serve
 
     def _require_inexact(self, x: mx.array, found: str) -> None:
-        if self._switch.exact and x.shape[-2] <= MAX_ROWS:
+        if self._switch.exact and x.shape[-2] <= self._switch.most:
             raise ExactError(f"[exact] matmul must use its kernel, got {found}.")
 
     def _in_slices(self, x: mx.array) -> mx.array:
-        """A batch of short blocks in exact mode: sixteen rows at a time."""
-        flat = x.reshape(-1, x.shape[-1])
-        parts = [self._matmul(flat[i : i + MAX_ROWS]) for i in range(0, flat.shape[0], MAX_ROWS)]
+        """A batch of short blocks in exact mode: as many rows at a time as the kernel serves."""
+        flat, most = x.reshape(-1, x.shape[-1]), self._switch.most
+        parts = [self._matmul(flat[i : i + most]) for i in range(0, flat.shape[0], most)]
         return mx.concatenate(parts).reshape(*x.shape[:-1], self._matmul.n)
 
 

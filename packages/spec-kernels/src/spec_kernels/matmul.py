@@ -1,9 +1,10 @@
-"""Matmul of 1 to 16 rows with a transposed weight, plain or quantised, reading the weight once.
+"""Matmul of a few rows with a transposed weight, plain or quantised.
 
 `x @ W.T` as `verify_matmul_ops` (plain MLX), `verify_matmul_metal`, `verify_matmul_cuda` and the
-dispatcher `verify_matmul`. Both kernels sum every output in an order that depends on the weight's
-shape alone, so a row has the same bits whatever the number of rows beside it: the fast kernel and
-the exact one are the same. Knows nothing about layers or models.
+dispatcher `verify_matmul`. Up to 16 rows read the weight once; on CUDA up to 32 are served, which
+read it twice. Both kernels sum every output in an order that depends on the weight's shape alone,
+so a row has the same bits whatever the number of rows beside it: the fast kernel and the exact one
+are the same. Knows nothing about layers or models.
 """
 
 import functools
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from spec_kernels._build import (
+    MAX_ROWS,
     CudaKernel,
     Factory,
     Kernel,
@@ -26,7 +28,7 @@ from spec_kernels._build import (
     metal_kernel,
 )
 
-MAX_ROWS = 16
+ONCE = 16  # rows that one pass over the weight serves
 MAX_SIBLINGS = 3
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
@@ -216,7 +218,7 @@ class RowMatmul:
             self.plan = plan or metal_plan(first.n, first.k, first.group_size)
         threads = 32 * self.plan.splits
         tile = self.plan.tiles * (16 if where == "cuda" else 8)
-        self._grid = (sum(-(-w.n // tile) for w in self.weights) * threads, 1, 1)
+        self._max_rows, self._width = MAX_ROWS[where], sum(-(-w.n // tile) for w in self.weights)
         self._threadgroup = (threads, 1, 1)
         self._arrays = [array for weight in self.weights for array in _arrays(weight)]
         self._outputs = [weight.n for weight in self.weights]
@@ -241,10 +243,10 @@ class RowMatmul:
         return cuda_kernel(_siblings_text(count), constants, threads, self.plan.blocks, 0, prelude)
 
     def launch(self, x: mx.array, *, poison: bool = False) -> list[mx.array]:
-        """Multiply at most 16 rows by every weight.
+        """Multiply a few rows by every weight.
 
         Args:
-            x: (..., K) in the weights' dtype, 1 to 16 rows in all.
+            x: (..., K) in the weights' dtype, at most as many rows in all as the backend serves.
             poison: fill the outputs with NaN first, so that an element never written shows.
 
         Returns:
@@ -272,16 +274,16 @@ class RowMatmul:
         if call is not None:
             return call, True
         rows = math.prod(shape[:-1])
-        if shape[-1] != self.k or not 1 <= rows <= MAX_ROWS:
+        if shape[-1] != self.k or not 1 <= rows <= self._max_rows:
             raise KernelError(
-                f"[verify_matmul] x must be 1 to {MAX_ROWS} rows of {self.k} values, got shape "
-                f"{shape}. Use stock MLX."
+                f"[verify_matmul] x must be 1 to {self._max_rows} rows of {self.k} values, got "
+                f"shape {shape}. Use stock MLX."
             )
         kernel = self._kernels[0 if rows <= 8 else 1]
         final = not isinstance(kernel, CudaKernel) or kernel.settled
         launch = functools.partial(
             kernel.kernel if isinstance(kernel, CudaKernel) and final else kernel,
-            grid=self._grid,
+            grid=(self._width * self._threadgroup[0], -(-rows // ONCE), 1),
             threadgroup=self._threadgroup,
             output_shapes=[(*shape[:-1], n) for n in self._outputs],
             output_dtypes=self._dtypes,
@@ -369,8 +371,8 @@ def choose(x: mx.array, weight: Weight, kernel: Choice = "auto") -> tuple[str, s
     if where == "cpu":
         return "stock", "no kernel for the CPU"
     rows = x.size // x.shape[-1]
-    if rows > MAX_ROWS:
-        return "stock", f"{rows} rows, the kernel takes {MAX_ROWS}"
+    if rows > MAX_ROWS[where]:
+        return "stock", f"{rows} rows, the kernel takes {MAX_ROWS[where]}"
     if x.dtype != weight.dtype:
         return "stock", f"input of {x.dtype} with a weight for {weight.dtype}"
     reason = unsupported(weight, where)

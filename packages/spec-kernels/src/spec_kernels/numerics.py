@@ -9,8 +9,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from spec_kernels.attention import MAX_QUERIES, RowAttention, row_attention_ops, unsupported
-from spec_kernels.matmul import MAX_ROWS, RowMatmul, Weight, verify_matmul_ops
+from spec_kernels._build import MAX_ROWS
+from spec_kernels.attention import RowAttention, row_attention_ops, unsupported
+from spec_kernels.matmul import RowMatmul, Weight, verify_matmul_ops
 
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
 TOLERANCE = {"bfloat16": 5e-3, "float16": 1e-3, "float32": 1e-5}
@@ -76,17 +77,17 @@ def matmul_problem(shape: MatmulShape, where: str, **build: Any) -> str | None:
         where: "metal" or "cuda".
         **build: passed on to `RowMatmul`.
     """
-    dtype = shape.dtype.removeprefix("mlx.core.")
+    dtype, most = shape.dtype.removeprefix("mlx.core."), MAX_ROWS[where]
     for kind in ("plain", "negative", "outliers"):
         limits = OUTLIER_TOLERANCE if kind == "outliers" else TOLERANCE
         weight = random_weight(shape, kind)
         matmul = RowMatmul(weight, where, **build)
-        x = mx.random.normal((MAX_ROWS, shape.k), key=mx.random.key(1)).astype(weight.dtype)
+        x = mx.random.normal((most, shape.k), key=mx.random.key(1)).astype(weight.dtype)
         if kind == "outliers":
             x = mx.where(mx.arange(shape.k) % 127 == 3, x * 50, x)
         want = verify_matmul_ops(x.astype(mx.float32), weight)
         full = matmul(x, poison=True)
-        for rows in (MAX_ROWS, 9, 8, 1):
+        for rows in sorted({most, 17, 16, 9, 8, 1} & set(range(most + 1)), reverse=True):
             got = matmul(x[:rows], poison=True)
             error = relative_error(got, want[:rows])
             if not error <= limits[dtype]:
@@ -99,11 +100,11 @@ def matmul_problem(shape: MatmulShape, where: str, **build: Any) -> str | None:
 def attention_problem(shape: AttentionShape, where: str, **build: Any) -> str | None:
     """What is wrong with the attention kernel for `shape` on this device, or None."""
     dtype = DTYPES[shape.dtype]
-    n_keys, scale = 333, shape.depth**-0.5
+    n_keys, scale, most = 333, shape.depth**-0.5, MAX_ROWS[where]
     q, k, v = (
         mx.random.normal((1, heads, length, shape.depth), key=mx.random.key(i)).astype(dtype)
         for i, (heads, length) in enumerate(
-            ((shape.heads, MAX_QUERIES), (shape.kv_heads, n_keys), (shape.kv_heads, n_keys))
+            ((shape.heads, most), (shape.kv_heads, n_keys), (shape.kv_heads, n_keys))
         )
     )
     reason = unsupported(q, k, "causal", where)
@@ -111,7 +112,7 @@ def attention_problem(shape: AttentionShape, where: str, **build: Any) -> str | 
         return reason
     attend = RowAttention(scale, where, **build)
     full = attend(q, k, v, True)
-    for queries in (1, 2, 5, 8, MAX_QUERIES):
+    for queries in (1, 2, 5, 8, most // 2, most):
         part = q[:, :, -queries:]
         want = row_attention_ops(part.astype(mx.float32), k, v, scale=scale, mask="causal")
         got = attend(part, k, v, True)

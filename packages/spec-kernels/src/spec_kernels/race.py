@@ -13,19 +13,25 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from spec_kernels._build import MAX_ROWS
 from spec_kernels.attention import RowAttention
 from spec_kernels.matmul import RowMatmul, Weight, stock_matmul
 from spec_kernels.numerics import DTYPES, AttentionShape, MatmulShape, random_weight
 from spec_kernels.prefill import wide_prefill_ops
 
 WIN = 1.02  # stock time over kernel time below which a row count stays stock
-RACED_ROWS = (1, 2, 4, 6, 8, 9, 12, 16)
-RACED_QUERIES = (1, 2, 4, 8, 16)
+RACED_ROWS = (1, 2, 4, 6, 8, 9, 12, 16, 17, 24, 32)
+RACED_QUERIES = (1, 2, 4, 8, 16, 32)
 RACED_KEYS = (64, 512, 2048, 8192)
 _ATTENTION_STEPS, _ATTENTION_REPEATS = 4, 2
 # Lengths a race walks through: two arms, a warm-up and the repeats, for each number of queries.
 _GROWTH = 2 * _ATTENTION_STEPS * (_ATTENTION_REPEATS + 1) * len(RACED_QUERIES)
 WIDE_ROWS = (256, 512, 1024, 2048)
+
+
+def raced_rows(most: int) -> tuple[int, ...]:
+    """Row counts that are raced where the kernels serve up to `most`."""
+    return tuple(rows for rows in RACED_ROWS if rows <= most)
 
 
 def times(arms: Sequence[Callable[[], mx.array]], repeats: int = 5) -> list[float]:
@@ -109,7 +115,8 @@ def race_matmul(shape: MatmulShape, where: str) -> Verdict:
     matmuls = [RowMatmul(weight, where) for weight in weights]
     mx.eval([weight.w for weight in weights])
     speedup: dict[str, float] = {}
-    for rows in RACED_ROWS:
+    measured = raced_rows(MAX_ROWS[where])
+    for rows in measured:
         x = mx.random.normal((rows, shape.k)).astype(first.dtype)
         arms = [
             chain(lambda v, i: stock_matmul(v, weights[i % len(weights)]), x, 24),
@@ -118,7 +125,7 @@ def race_matmul(shape: MatmulShape, where: str) -> Verdict:
         ]
         stock, ours, glue = times(arms)
         speedup[str(rows)] = round(max(stock - glue, 1e-9) / max(ours - glue, 1e-9), 3)
-    rows = served(RACED_ROWS, [speedup[str(r)] for r in RACED_ROWS])
+    rows = served(measured, [speedup[str(r)] for r in measured])
     wide = _race_wide(shape, weights, speedup) if shape.bits != 16 else None
     reason = f"raced: served where at least {WIN:.2f} times stock"
     return Verdict(True, rows, wide, reason, speedup)
@@ -182,14 +189,14 @@ def race_attention(shape: AttentionShape, where: str) -> AttentionVerdict:
         ]
         mx.eval(cached)
         length = itertools.count(n_keys)  # never the same one twice
-        for queries in RACED_QUERIES:
+        for queries in _raced_queries(where):
             q = mx.random.normal((1, shape.heads, queries, shape.depth)).astype(dtype)
             arms = _attention_arms(attend, q, cached, length, scale)
             stock, ours, glue = times(arms, _ATTENTION_REPEATS)
             ratio = max(stock - glue, 1e-9) / max(ours - glue, 1e-9)
             speedup[f"{queries}@{n_keys}"] = round(ratio, 3)
     reason = f"raced: served where at least {WIN:.2f} times stock at that length and beyond"
-    return AttentionVerdict(True, min_keys(speedup), reason, speedup)
+    return AttentionVerdict(True, min_keys(speedup, _raced_queries(where)), reason, speedup)
 
 
 def _attention_arms(
@@ -219,7 +226,11 @@ def _attention_arms(
     return [chain(step, q, _ATTENTION_STEPS) for step in (stock, ours, nothing)]
 
 
-def min_keys(speedup: dict[str, float]) -> dict[int, int]:
+def _raced_queries(where: str) -> tuple[int, ...]:
+    return tuple(queries for queries in RACED_QUERIES if queries <= MAX_ROWS[where])
+
+
+def min_keys(speedup: dict[str, float], raced: Sequence[int] = RACED_QUERIES) -> dict[int, int]:
     """By query positions, the raced length from which the kernel wins everywhere.
 
     A kernel that wins from the shortest raced length on serves the shorter ones too.
@@ -227,7 +238,7 @@ def min_keys(speedup: dict[str, float]) -> dict[int, int]:
     found: dict[int, int] = {}
     for n_keys in RACED_KEYS:
         deeper = [n for n in RACED_KEYS if n >= n_keys]
-        ratios = [min(speedup[f"{queries}@{n}"] for n in deeper) for queries in RACED_QUERIES]
-        for queries in served(RACED_QUERIES, ratios):
+        ratios = [min(speedup[f"{queries}@{n}"] for n in deeper) for queries in raced]
+        for queries in served(raced, ratios):
             found.setdefault(queries, 1 if n_keys == RACED_KEYS[0] else n_keys)
     return found

@@ -7,11 +7,10 @@ counts and clocks; knows no layers.
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from spec_kernels.matmul import MAX_ROWS
-from spec_kernels.race import RACED_ROWS, WIN, neighbours
+from spec_kernels.race import WIN, neighbours
 
 Arm = Literal["stock", "raced", "all"]
 Forward = Callable[[int], object]
@@ -20,20 +19,25 @@ REPEATS = 7
 
 
 def race_forwards(
-    forward: Forward, use: Callable[[Arm], None], *, repeats: int = REPEATS
+    forward: Forward,
+    use: Callable[[Arm], None],
+    rows_raced: Sequence[int],
+    *,
+    repeats: int = REPEATS,
 ) -> dict[int, dict[Arm, float]]:
     """Time the model with stock matmuls, with the shapes that won, and with every kernel.
 
     Args:
         forward: runs the model on so many rows until the result is on the host.
         use: switches the model to an arm.
+        rows_raced: row counts to time.
         repeats: timed forwards of an arm and row count, arms in turn, after one warm-up.
 
     Returns:
         Median seconds by rows and arm.
     """
     found: dict[int, dict[Arm, float]] = {}
-    for rows in RACED_ROWS:
+    for rows in rows_raced:
         taken: dict[Arm, list[float]] = {arm: [] for arm in ARMS}
         for turn in range(repeats + 1):
             for arm in ARMS:
@@ -47,7 +51,7 @@ def race_forwards(
 
 
 def best_arms(seconds: Mapping[int, Mapping[Arm, float]]) -> tuple[Arm, ...]:
-    """The arm of each number of rows from 0 to `MAX_ROWS`.
+    """The arm of each number of rows from 0 to the last one timed.
 
     Stock stays unless another arm is `WIN` times as fast at the measured counts on both sides.
     """
@@ -56,7 +60,8 @@ def best_arms(seconds: Mapping[int, Mapping[Arm, float]]) -> tuple[Arm, ...]:
         arm = min(ARMS, key=lambda arm: by_arm[arm])
         best[rows] = arm if by_arm["stock"] >= WIN * by_arm[arm] else "stock"
     arms: list[Arm] = ["stock"]
-    for row in range(1, MAX_ROWS + 1):
-        below, above = (best[rows] for rows in neighbours(tuple(best), row))
+    measured = tuple(best)
+    for row in range(1, measured[-1] + 1):
+        below, above = (best[rows] for rows in neighbours(measured, row))
         arms.append("stock" if "stock" in (below, above) else below)
     return tuple(arms)

@@ -1,7 +1,8 @@
-  // y[m][n] = sum_k x[m][k] * w[n][k] for 1 to 8*RT rows m, weights read once whatever M is.
-  // grid: ceil(N / (16*NT)) blocks of S warps. A block owns 16*NT weight rows; warp s takes the
-  // slabs s, s+S, .. of K (GPS groups of GS values each); the partial sums meet in shared memory in
-  // a fixed order. Nothing depends on M, so a row's bits do not depend on its neighbours.
+  // y[m][n] = sum_k x[m][k] * w[n][k], weights read once for each 8*RT rows m.
+  // grid: (ceil(N / (16*NT)), ceil(M / (8*RT))) blocks of S warps. A block owns 16*NT weight rows and
+  // 8*RT rows m; warp s takes the slabs s, s+S, .. of K (GPS groups of GS values each); the partial
+  // sums meet in shared memory in a fixed order. Nothing depends on M, so a row's bits do not depend
+  // on its neighbours.
   // x (.., K) T with M rows in all, w (N, K*BITS/32) uint32 (BITS 16: (N, K) T), scales and biases
   // (N, K/GS) ST, y (M, N) T. The lines before these choose one weight among siblings that share x:
   // they define w, scales, biases, y, its N, and `tile`, the block's number within that weight.
@@ -17,7 +18,7 @@
   for (int i = 0; i < x_ndim - 1; ++i) M *= x_shape[i];
   const int K = x_shape[x_ndim - 1];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-  const int n0 = tile * 16 * NT;
+  const int n0 = tile * 16 * NT, m0 = blockIdx.y * 8 * RT;
   const int groups = K / GS, slabs = groups / GPS;
   const long long pitch = (long long)K * BITS / 8;
   const unsigned char* wb = reinterpret_cast<const unsigned char*>(w);
@@ -50,7 +51,7 @@
       unsigned xv[RT][RUN / 2];
 #pragma unroll
       for (int r = 0; r < RT; ++r) {
-        const int m = min(8 * r + g, M - 1);
+        const int m = min(m0 + 8 * r + g, M - 1);
         load_cached<RUN * 2>(xv[r], x + (long long)m * K + (slab * GPS + j) * GS + t * RUN);
       }
       float part[NT][RT][4], total[RT][4];
@@ -115,5 +116,5 @@
     float v = 0.0f;
 #pragma unroll
     for (int s = 0; s < S; ++s) v += sums[(s * NT * 16 + n) * PITCH + m];
-    if (m < M && n0 + n < N) y[(long long)m * N + n0 + n] = static_cast<T>(v);
+    if (m0 + m < M && n0 + n < N) y[(long long)(m0 + m) * N + n0 + n] = static_cast<T>(v);
   }
