@@ -39,6 +39,7 @@ _PATIENCE = 3.0  # budgets after which a slow machine is given up on: no repeats
 _CHUNK = 256
 _MIN_CONFIDENCES = 30  # drafts with a confidence before it is believed
 _FREE = 0.01  # of a plain step: a draft that costs less is free
+_MIN_ROUNDS = 4  # rounds of a source before what they cost is believed
 _MIN_TRIALS = 6  # drafts seen at a position before its acceptance is believed
 
 Clock = Callable[[], float]
@@ -288,7 +289,9 @@ class _Measurement:
         drafter.reset()
         found = {max(set(sources), key=sources.count): samples.curve()}
         for source in {r.source for r, _ in rounds} - found.keys():
-            found[source] = _from_rounds([t for t in rounds if t[0].source == source], near)
+            curve = _from_rounds([t for t in rounds if t[0].source == source], near)
+            if curve is not None:
+                found[source] = curve
         return found
 
     def passes(
@@ -321,13 +324,18 @@ class _Measurement:
         return Samples(seconds)
 
 
-def _from_rounds(rounds: list[tuple[Round, float]], near: Curve) -> Curve:
-    """What a source's drafts cost, from rounds alone: what is left beside the verify."""
+def _from_rounds(rounds: list[tuple[Round, float]], near: Curve) -> Curve | None:
+    """What a source's drafts cost, from rounds alone: what is left beside the verify.
+
+    None where they are too few: blocks of a width that is new may have been compiled for.
+    """
     left: dict[int, list[float]] = {}
     for round_, seconds in rounds:
         left.setdefault(round_.cap, []).append(max(0.0, seconds - near(round_.n_drafted + 1)))
-    caps = sorted(left)
-    return Curve(tuple(caps), tuple(statistics.median(left[cap]) for cap in caps))
+    caps = sorted(cap for cap, seconds in left.items() if len(seconds) >= _MIN_ROUNDS)
+    if not caps:
+        return None
+    return Curve(tuple(caps), tuple(sorted(left[cap])[len(left[cap]) // 4] for cap in caps))
 
 
 def _balance(

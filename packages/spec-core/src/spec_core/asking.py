@@ -23,8 +23,12 @@ def drafts_of(runs: Sequence[Run], caps: Sequence[int]) -> list[Draft | Exceptio
         runs: Loop states.
         caps: Most drafts of each; 0 asks for none.
     """
-    asks = {at: runs[at].ask(cap) for at, cap in enumerate(caps) if cap}
     drafts: list[Draft | Exception] = [NO_DRAFTS] * len(runs)
+    asked = [at for at, cap in enumerate(caps) if cap]
+    for at, error in _catch_up(runs, asked).items():
+        drafts[at] = error
+    sound = [at for at in asked if drafts[at] is NO_DRAFTS]
+    asks = {at: runs[at].ask(caps[at]) for at in sound}
     joint: dict[int, Draft] = {}
     for group in _by_kin({at: ask for at, ask in asks.items() if ask.sampling.greedy}):
         joint |= _together(runs, group)
@@ -52,6 +56,20 @@ def observed_together(shown: dict[int, Observation]) -> set[int]:
                 continue
             done |= group.keys()
     return done
+
+
+def _catch_up(runs: Sequence[Run], asked: Sequence[int]) -> dict[int, Exception]:
+    """Show drafters that are to be asked what was held back; what went wrong, by row."""
+    waiting = {at: kept for at in asked if (kept := runs[at].unseen.take()) is not None}
+    seen = observed_together(waiting)
+    failed: dict[int, Exception] = {}
+    for at, kept in waiting.items():
+        if at not in seen:
+            try:
+                kept.alone()
+            except Exception as error:
+                failed[at] = error
+    return failed
 
 
 def _by_kin(calls: dict[int, _Call]) -> list[dict[int, _Call]]:

@@ -126,23 +126,30 @@ class Batch:
             self._running.remove(row)
         return outcomes + self._together(True)
 
-    def remove(self, row: Row) -> Any:
+    def remove(self, row: Row, *, keep: bool = True) -> Any:
         """Take a row out between steps.
 
+        Args:
+            row: One of `rows`.
+            keep: Whether its state is wanted: then its drafter has observed all that the cache
+                holds.
+
         Returns:
-            Its single cache, closed; None when it cannot be trusted any more.
+            Its single cache, closed; None when it cannot be trusted any more, or is not wanted.
         """
         if row.lost:
             return None
         if row in self._shared.rows:
-            return self._shared.leave(row)
+            row.run.cache = self._shared.leave(row, keep=keep)
         for place in (self._waiting, self._running):
             if row in place:
                 place.remove(row)
         row.solo = row.prefilling = None
+        if not keep or row.run.cache is None:
+            return None
         try:
             row.run.close()
-        except Exception:  # a cache in the middle of a failed forward
+        except Exception:  # a cache in the middle of a failed forward, or a drafter that failed
             return None
         return row.run.cache
 

@@ -25,6 +25,7 @@ from spec_core.request import Request
 from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_row, target_probs
 from spec_core.step import HEADER, NO_DRAFTS, Forwarded, Outcome, Step, check_draft, n_bad_rows
 from spec_core.types import Draft, FinishReason, Round, RoundKind, TargetOutput
+from spec_core.unseen import Unseen
 
 CLEAR_EVERY = 256  # tokens: a cache that grows leaves buffers that nothing fits into again
 
@@ -100,6 +101,7 @@ class Run:
             cap = FixedCap(self.max_draft)
         self.cap = cap
         self.asked: int | None = None  # what the cap said for the next round
+        self.unseen = Unseen()  # rows that the drafter is shown before it drafts
         self.is_new = cache is None  # a sequence that the drafter has not begun
         self.cache = cache if cache is not None else self.target.make_cache()
         self.with_logits = with_logits
@@ -149,13 +151,13 @@ class Run:
 
     def resume(self) -> None:
         """Start the clock of the next round, unless it has been computed meanwhile."""
-        if not self.in_flight:
-            self.since = time.perf_counter()
+        self.since = self.since if self.in_flight else time.perf_counter()
 
     def close(self) -> None:
-        """Abandon a block that is still open."""
+        """Abandon a block that is still open, and let the drafter see what it has not seen."""
         if self.cache.is_open:
             self.target.commit(self.cache, 0)
+        self.unseen.show()
 
     def prefill(self) -> Iterator[Round | None]:
         """Forward the prompt chunk by chunk; yields None between chunks and the first round."""
@@ -207,6 +209,7 @@ class Run:
     def ask(self, cap: int) -> DraftAsk:
         """What the drafter is asked in this round; takes the round's key."""
         assert self.drafter is not None
+        self.unseen.show()
         return DraftAsk(self.drafter, self.anchor, cap, self.request.sampling, self.next_key())
 
     def checked(self, ask: DraftAsk, draft: Draft) -> Draft:
@@ -335,11 +338,11 @@ class Run:
     def record(
         self, step: Forwarded, outcome: Outcome, kind: RoundKind, cap: int, kept: Observation | None
     ) -> Round:
-        """After the commit: show the drafter what it has not seen yet, count, make the round."""
+        """After the commit: show the drafter what it is to see, count, make the round."""
         tokens, drafts = outcome.tokens, outcome.drafts
         n_keep = len(tokens)
-        if kept is not None:
-            kept.alone()
+        if kept is not None:  # a sampled row's drafter sees what it sees alone, to the bit
+            self.unseen.add(kept, wait=not cap and self.request.sampling.greedy)
         if self.guide is not None:
             self.guide.advance(tokens)
         if self.seen is not None and drafts:

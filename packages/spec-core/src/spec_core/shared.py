@@ -7,6 +7,7 @@ emit alone. Knows nothing about prompts.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,7 @@ class Row:
         return text.stopped_by if text is not None else None
 
 
+_NEW = 3  # blocks of a size that say nothing about costs
 Outcomes = list[tuple[Row, Round | Exception]]
 
 
@@ -71,6 +73,7 @@ class _Flight:
     allowed: int | None  # what the crowd said
     verdict: Verdict
     before: list[tuple[Any, Any]]
+    shape: tuple[int, int]  # rows, and positions of each
     behind: bool = False  # enqueued before the one ahead of it was read
     committed: bool = False
 
@@ -116,6 +119,7 @@ class Shared:
         self._flight: _Flight | None = None
         self._mark: _Mark | None = None
         self._ahead = Ahead()
+        self._met: Counter[tuple[int, int]] = Counter()
 
     @property
     def in_flight(self) -> bool:
@@ -140,14 +144,18 @@ class Shared:
             row.run.cache = row.shared = RowCache(row.run.cache.offset)
             self.rows.append(row)
 
-    def leave(self, row: Row) -> Any:
-        """Let a row go; returns its own cache, or None where a step ahead cannot be taken back."""
+    def leave(self, row: Row, *, keep: bool = True) -> Any:
+        """Let a row go.
+
+        Returns:
+            Its own cache; None where it is not to be kept, or a step ahead cannot be taken back.
+        """
         at, flight = self.rows.index(row), self._flight
         ahead = False
         if flight is not None and row in flight.rows:
             ahead = flight.committed
             self._close(flight, [row])
-        single = None if ahead else self._target.extract(self._cache, at)
+        single = self._target.extract(self._cache, at) if keep and not ahead else None
         rest = [i for i in range(len(self.rows)) if i != at]
         self._cache = self._target.select(self._cache, rest) if rest else None
         self.rows.remove(row)
@@ -240,7 +248,9 @@ class Shared:
         except Exception:  # one row's fault, or too little memory: the caller finds out
             self._restore(before)
             return None
-        return _Flight(list(rows), drafts, caps, allowed, verdict, before, ahead is not None)
+        shape = (blocks.shape[0], blocks.shape[1])
+        behind = ahead is not None
+        return _Flight(list(rows), drafts, caps, allowed, verdict, before, shape, behind)
 
     def _settle(self, flight: _Flight, values: list[list[int]]) -> Outcomes:
         """Cut each row at its stop, commit all, then hand out rounds."""
@@ -341,8 +351,16 @@ class Shared:
             return
         if flight.plain and not last.plain:  # it also filled the pipeline
             return
+        if not flight.plain and self._is_new(flight.shape):
+            return
         rounds = [one for _, one in outcomes if isinstance(one, Round)]
         self._crowd.observe(len(ids), flight.allowed, rounds, self._mark.at - last.at)
+
+    def _is_new(self, shape: tuple[int, int]) -> bool:
+        """Whether blocks of about this size have not come often: a device may compile for them."""
+        kind = (shape[0], (shape[1] - 1).bit_length())
+        self._met[kind] += 1
+        return self._met[kind] <= _NEW
 
 
 def _keys_of(run: Run) -> Any:
@@ -353,7 +371,7 @@ def _keys_of(run: Run) -> Any:
 def _unseen(flight: _Flight, chosen: _Chosen) -> dict[int, Observation]:
     """What drafters are to be shown row by row, once greedy ones of one kin have seen theirs.
 
-    A sampled row's drafter sees what it would see alone, to the bit.
+    Only those that were asked for drafts: what others are shown may wait.
     """
     kept: dict[int, Observation] = {}
     greedy: dict[int, Observation] = {}
@@ -362,7 +380,7 @@ def _unseen(flight: _Flight, chosen: _Chosen) -> dict[int, Observation]:
             own = row.run.kept(flight.verdict.steps[at], choice)
             if own is not None:
                 kept[at] = own
-                if row.run.request.sampling.greedy:
+                if row.run.request.sampling.greedy and flight.caps[at]:
                     greedy[at] = own
     seen = observed_together(greedy)
     return {at: own for at, own in kept.items() if at not in seen}

@@ -314,7 +314,7 @@ class Engine:
         if generation in self._running:
             self._running.remove(generation)
         try:
-            cache = self._batch.remove(generation.row)
+            cache = self._batch.remove(generation.row, keep=keep and self.prefix.enabled)
             if keep and self._lender is not None and generation.drafter is not None:
                 self._lender.take_back(generation.drafter)
             if keep and self.prefix.enabled:

@@ -228,16 +228,22 @@ class WholeRows:
         self, blocks: mx.array, cache: BatchCache, taps: Sequence[int]
     ) -> TargetOutput | None:
         """Ids (B, T) through the model, left open; None where buffers must be cut."""
-        served = self.serves and self._kernels.reads_ragged(blocks.shape[1])
+        n_rows = blocks.shape[1]
+        served = self.serves and self._kernels.reads_ragged(n_rows)
         if not served or not can_read_whole(cache):
             return None
+        blocks = self._padded(blocks)
         was_open, output = cache.is_open, None
         try:
             if self._replay is not None and not was_open:
                 output = self._replay(blocks, HeldTogether(self._forward, cache), taps)
             if output is None:
                 output = verify_rows(self._forward.rows, blocks, cache, taps, whole=True)
-            return output
+            if blocks.shape[1] == n_rows:
+                return output
+            return TargetOutput(
+                output.logits[:, :n_rows], tuple(t[:, :n_rows] for t in output.taps)
+            )
         except KernelError:
             self.serves = False
             return None
@@ -245,6 +251,17 @@ class WholeRows:
             if not was_open:  # a trial that broke off after its forward had opened the blocks
                 cache.n_open = 0
             raise
+
+    def _padded(self, blocks: mx.array) -> mx.array:
+        """Blocks of one of few widths, as each shape costs the device a start of its own.
+
+        What lies behind a block's end is never kept.
+        """
+        n_rows = blocks.shape[1]
+        wide = 1 << (n_rows - 1).bit_length()
+        if wide == n_rows or not self._kernels.reads_ragged(wide):
+            return blocks
+        return mx.pad(blocks, [(0, 0), (0, wide - n_rows)])
 
 
 def _alone(
