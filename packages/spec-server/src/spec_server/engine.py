@@ -223,6 +223,7 @@ class Engine:
             self._start_over(error)
             return
         self.metrics.width.set(self._batch.width)
+        self.metrics.saw([outcome for _, outcome in outcomes if isinstance(outcome, Round)])
         for row, outcome in outcomes:
             self._deliver(row.tag, outcome)
 

@@ -1,6 +1,12 @@
 """Counters, gauges and histograms in Prometheus' text format, one registry per server."""
 
+from collections import Counter as Counts
+from collections import deque
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from spec_core import Round
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -67,11 +73,20 @@ class Metrics:
             buckets=_TOKEN_SECONDS,
             registry=registry,
         )
-        self._plain: list[bool] = []
+        self._plain: deque[bool] = deque(maxlen=256)
 
-    def saw_round(self, plain: bool) -> None:
-        """Count a round towards the parked share."""
-        self._plain = [*self._plain[-255:], plain]
+    def saw(self, rounds: Sequence[Round]) -> None:
+        """Count what one step of the batch brought: a counter costs a share of a row's step."""
+        self.tokens.inc(sum(len(round_.tokens) for round_ in rounds))
+        decoded = [round_ for round_ in rounds if round_.kind != "prefill"]
+        if not decoded:
+            return
+        for kind, n in Counts(round_.kind for round_ in decoded).items():
+            self.rounds.labels(kind).inc(n)
+        self.drafted.inc(sum(round_.n_drafted for round_ in decoded))
+        self.accepted.inc(sum(round_.n_accepted for round_ in decoded))
+        self.cap.set(decoded[-1].n_drafted)
+        self._plain += [round_.n_drafted == 0 for round_ in decoded]
         self.parked.set(sum(self._plain) / len(self._plain))
 
     def text(self) -> bytes:

@@ -159,7 +159,8 @@ class Generation:
         if not self._ids:
             self._first_s = time.perf_counter() - self.job.queued_at
         meter.add(round_)
-        self._count(round_)
+        if round_.kind == "prefill":
+            self._count_prompt()
         self._ids += round_.tokens
         events: list[Event] = []
         if ask.score_prompt and round_.kind == "prefill":
@@ -184,19 +185,11 @@ class Generation:
 
     # -- parts of an event -----------------------------------------------------------------------
 
-    def _count(self, round_: Round) -> None:
+    def _count_prompt(self) -> None:
         metrics = self._machinery.metrics
-        metrics.tokens.inc(len(round_.tokens))
-        if round_.kind == "prefill":
-            metrics.prompt_tokens.inc(len(self.job.ask.prompt))
-            metrics.cached_tokens.inc(self._n_cached)
-            metrics.first_token.observe(self._first_s)
-            return
-        metrics.rounds.labels(round_.kind).inc()
-        metrics.drafted.inc(round_.n_drafted)
-        metrics.accepted.inc(round_.n_accepted)
-        metrics.cap.set(round_.n_drafted)
-        metrics.saw_round(round_.n_drafted == 0)
+        metrics.prompt_tokens.inc(len(self.job.ask.prompt))
+        metrics.cached_tokens.inc(self._n_cached)
+        metrics.first_token.observe(self._first_s)
 
     def _tokens(self, round_: Round) -> tuple[TokenInfo, ...]:
         tokens = round_.tokens
