@@ -1,10 +1,11 @@
 import getpass
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from spec_cli import opening, probe
+from spec_cli import machine, opening, probe
 from spec_core import LoadError
 from spec_kernels.probe import Probe
 
@@ -12,6 +13,7 @@ from spec_kernels.probe import Probe
 @pytest.fixture(autouse=True)
 def _small(monkeypatch, tiny_folder):
     """One family, and the tiny model in the embedded default's place."""
+    monkeypatch.setenv("MLX_ENABLE_TF32", "1")  # restored behind each probe
     monkeypatch.setattr(probe, "FAMILIES", ("qwen3_5",))
     open_target = opening.open_target
     monkeypatch.setattr(
@@ -109,6 +111,22 @@ def test_a_target_whose_rollback_is_wrong_fails(spec, monkeypatch):
     code, report, found = probed(spec)
     assert code == 1 and report["counts"]["fail"] >= 1
     assert found["tiny qwen3_5, scripted"]["outcome"] == "fail"
+
+
+@pytest.mark.parametrize(("options", "setting"), [(["--probe"], "0"), ([], "1")])
+def test_a_probe_takes_float32_products_in_float32_from_the_first_one_on(
+    spec, monkeypatch, options, setting
+):
+    describe, settings = machine.describe, []
+
+    def described():
+        settings.append(os.environ["MLX_ENABLE_TF32"])
+        return describe()
+
+    monkeypatch.setattr(machine, "describe", described)
+    monkeypatch.setattr(probe, "kernel_probes", lambda: iter(()))
+    assert spec("doctor", *options)[0] == 0
+    assert settings == [setting]
 
 
 def test_without_an_embedded_default_its_part_is_skipped_with_the_reason(spec, monkeypatch):

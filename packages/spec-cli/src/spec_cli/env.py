@@ -18,6 +18,15 @@ def prepare_mlx() -> None:
     os.environ.setdefault("MLX_PTX_CACHE_DIR", str(cuda_modules()))
 
 
+def multiply_in_float32() -> None:
+    """Have MLX take float32 products in float32, where it would in TF32 (CUDA, newer Macs).
+
+    TF32 keeps ten bits of the mantissa. CUDA multiplies blocks of rows in it, and a single row
+    mostly in float32. MLX asks once, at the first product of the process.
+    """
+    os.environ["MLX_ENABLE_TF32"] = "0"
+
+
 def cuda_modules() -> Path:
     """MLX_PTX_CACHE_DIR, where MLX keeps and finds compiled CUDA kernels, else a folder of ours."""
     chosen = os.environ.get("MLX_PTX_CACHE_DIR")

@@ -2,6 +2,9 @@
 
 Kernels one by one, then decoding: tiny random models of several families and the embedded default,
 plainly and with drafts, ids compared. The page holds no user name and no path.
+
+The tiny models are float32, and so are their products here: in TF32 a block of rows may round more
+coarsely than a row alone, by more than the smallest gaps between random logits.
 """
 
 import re

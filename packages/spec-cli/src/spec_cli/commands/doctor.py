@@ -33,6 +33,8 @@ _FAST_BLAS = ("openblas", "spec_blas", "mkl_rt", "blis")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 def doctor(probe: bool, as_json: bool) -> None:
     """Show the machine, the backend and the versions; exit 1 when there is a problem."""
+    if probe:
+        env.multiply_in_float32()  # before anything is computed
     report = examine()
     if probe:
         _probe(report, as_json)
