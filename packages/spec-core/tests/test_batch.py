@@ -232,6 +232,22 @@ def test_a_failed_forward_is_repeated_row_by_row():
     assert got == {seed: alone(target, seed) for seed in range(6)}
 
 
+@pytest.mark.parametrize(("n_rows", "length", "at_once"), [(4, 5, 4), (4, 200, 2), (3, 600, 1)])
+def test_short_prompts_join_together_and_long_ones_let_others_go_on(n_rows, length, at_once):
+    target = ToyBatchTarget()
+    batch = Batch(target)
+    for i in range(n_rows):
+        batch.add(
+            Pair(target), [1 + i] * length, max_tokens=9, stop_ids=(), prefill_chunk=512, tag=i
+        )
+    prompts = sum(outcome.kind == "prefill" for _, outcome in batch.step())
+    assert prompts == (at_once if length < 512 else 0)
+    begun = [row.tag for row in batch.rows if row.run.cache.offset]
+    assert begun == list(range(at_once))
+    got = [[] for _ in range(n_rows)]
+    drain(batch, [*got])
+
+
 def test_a_row_can_leave_at_any_time():
     target = ToyBatchTarget()
     batch = Batch(target)

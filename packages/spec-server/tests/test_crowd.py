@@ -101,6 +101,21 @@ def test_a_crowd_of_eight_parks_where_its_verify_is_dear_and_a_pair_goes_on(know
         assert machine.of_plain(width) > 0.9 * machine.best(width)
 
 
+def test_one_slow_round_at_first_does_not_park_a_width_for_good():
+    """A device may compile something in it; a width that is new starts with what others learnt."""
+    crowd = CrowdCap(MOST, curves(free))
+    for width in (8, 7):
+        machine = Machine(free, plain, accept=0.7, seed=width)
+        while not any(machine.caps):
+            machine.round(crowd, width)
+        first = machine.caps[-1]
+        crowd.observe(width, first, [made(first, 1)] * width, 8 * plain(width))
+        machine.seconds = machine.n_tokens = 0.0
+        for _ in range(400):
+            machine.round(crowd, width)
+        assert machine.of_plain(width) > 0.9 * machine.best(width) > 1.5
+
+
 def test_a_hopeless_crowd_with_curves_is_hardly_ever_tried():
     crowd, machine = CrowdCap(MOST, curves(dear)), Machine(dear, plain, accept=0.3)
     for _ in range(100):  # as long as a short benchmark

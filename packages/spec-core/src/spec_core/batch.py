@@ -3,8 +3,8 @@
 A row is one request with its own settings, randomness, drafter context and stops; what it emits is
 what `generate` would emit for it alone. Rows share one verify when the target can batch (`shared`);
 the accept rule, the settings and the bookkeeping of a row are those of the loop. A single row takes
-the loop's own path. Plain steps are pipelined either way. Prompts are forwarded alone, one chunk a
-step, so that running rows go on meanwhile. Knows nothing about queues, threads or texts.
+the loop's own path. Plain steps are pipelined either way. Prompts are forwarded alone, so many
+tokens a step that running rows go on meanwhile. Knows nothing about queues, threads or texts.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +21,8 @@ from spec_core.request import Request
 from spec_core.sampling import Sampling
 from spec_core.shared import Outcomes, Row, RowCache, Shared
 from spec_core.types import Round
+
+_PROMPTS = 512  # tokens of several prompts in one step: short ones join together
 
 __all__ = ["Batch", "BatchTarget", "Crowd", "Outcomes", "Row", "RowCache"]
 
@@ -88,7 +90,7 @@ class Batch:
         return row
 
     def step(self) -> Outcomes:
-        """One prompt chunk if a prompt waits, then a round of every row that decodes.
+        """Chunks of prompts that wait, then a round of every row that decodes.
 
         Returns:
             What came of it: rounds, and for rows that failed their error. A row whose round has a
@@ -105,7 +107,7 @@ class Batch:
         return outcomes
 
     def _step(self) -> Outcomes:
-        outcomes = self._prefill() if self._waiting else []
+        outcomes = self._prompts()
         started = {id(row) for row, _ in outcomes}
         running = [row for row in self._running if id(row) not in started]
         n_shared = len(self._shared.rows)
@@ -155,9 +157,22 @@ class Batch:
 
     # -- prompts ---------------------------------------------------------------------------------
 
-    def _prefill(self) -> Outcomes:
-        """One chunk of the first prompt that waits."""
-        row = self._waiting[0]
+    def _prompts(self) -> Outcomes:
+        """Chunks of the prompts that wait, in order: no more tokens than one chunk may have."""
+        outcomes: Outcomes = []
+        n_tokens = 0
+        while self._waiting:
+            row = self._waiting[0]
+            most = min(_PROMPTS, row.run.request.prefill_chunk)
+            start = row.run.cache.offset
+            if n_tokens and n_tokens + min(len(row.run.request.prompt) - start, most) > most:
+                break
+            outcomes += self._prefill(row)
+            n_tokens += max(row.run.cache.offset - start, 1)
+        return outcomes
+
+    def _prefill(self, row: Row) -> Outcomes:
+        """One chunk of a prompt."""
         assert row.prefilling is not None
         self._shared.disturb()
         try:

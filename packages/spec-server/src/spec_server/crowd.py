@@ -123,7 +123,10 @@ class _Width:
     def learn_block(self, width: int, seconds: float) -> None:
         """A drafted round ran."""
         ratio = math.log(seconds / self._base_s(width))
-        self.blocks.setdefault(width, _Ratio()).add(ratio)
+        if width not in self.blocks:
+            expected = self.curve is not None
+            self.blocks[width] = _Ratio(self.drift.mean, 1.0) if expected else _Ratio()
+        self.blocks[width].add(ratio)
         self.drift.add(ratio)
 
     def _base_s(self, width: int) -> float:
@@ -212,10 +215,11 @@ class CrowdCap:
             curve = self._costs(width) if self._costs is not None and self._most else None
             known = _Width(curve, lambda cap: self._draft_s(width, cap))
             # Without a curve drift is against plain steps, and says nothing about another's curve.
-            learnt = [n for n, k in self._widths.items() if k.curve is not None and k.drift.weight]
+            learnt = [n for n, k in self._widths.items() if k.curve is not None and k.blocks]
             near = min(learnt, key=lambda other: abs(other - width), default=None)
-            if near is not None and curve is not None:
-                known.drift.add(self._widths[near].drift.mean)
+            if curve is not None:  # which counts for as much as one round
+                mean = self._widths[near].drift.mean if near is not None else 0.0
+                known.drift = _Ratio(mean, 1.0)
             self._widths[width] = known
         return known
 
