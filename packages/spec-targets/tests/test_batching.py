@@ -405,16 +405,16 @@ def test_replays_of_a_batch_have_the_bits_of_its_own_forward(serve):
     def change(i, batch):
         if i == 9:
             return target.select(batch, [2, 0])
-        if i == 14:
+        if i == 18:
             cache = target.make_cache()
             target.prefill(prompt_of(5, 9), cache)
             return target.join([batch, cache])
         return batch
 
     target = serve("llama", graphs=False)
-    want, of_own = ragged_rounds(target, 22, change)
+    want, of_own = ragged_rounds(target, 26, change)
     target = serve("llama")
-    got, of_graphs = ragged_rounds(target, 22, change)
+    got, of_graphs = ragged_rounds(target, 26, change)
     assert all(mx.array_equal(a, b) for a, b in zip(got, want, strict=True))
     assert {key[-1] for key, kind in target._compiled._kinds.items() if kind.graph} == {(2,), (3,)}
     assert of_graphs.offsets == of_own.offsets and not of_graphs.is_open
@@ -460,3 +460,34 @@ def test_an_open_batch_is_refused_with_graphs_too(serve):
     target.verify_rows(block, batch)
     with pytest.raises(StateError, match="are open"):
         target.verify_rows(block, batch)
+
+
+def test_a_batch_meets_few_widths_and_what_pads_a_block_is_never_kept(serve):
+    """Blocks of three to eight positions; against caches of their own, where nothing is padded."""
+    padded, plain = serve("llama", graphs=False), serve("llama", graphs=False)
+    widths: list[int] = []
+    forward = padded._forward.rows
+
+    def noted(blocks, entries, taps):
+        widths.append(blocks.shape[1])
+        return forward(blocks, entries, taps)
+
+    padded._forward.rows = noted
+    batch, alone = [], []
+    for seed in range(2):
+        for target, caches in ((padded, batch), (plain, alone)):
+            caches.append(target.make_cache())
+            target.prefill(prompt_of(3 + 4 * seed, seed), caches[-1])
+    batch = padded.join(batch)
+    for n in (3, 5, 6, 7, 8, 1, 2):
+        block = (mx.arange(2 * n).reshape(2, n) * 5 + n) % 61
+        output = padded.verify_rows(block, batch, taps=(0, 2))
+        assert output.logits.shape[:2] == (2, n) and output.taps[1].shape[:2] == (2, n)
+        for row, keep in enumerate((n, n - 1)):
+            own = plain.verify(block[row], alone[row], taps=(0, 2))
+            assert mx.allclose(output.logits[row], own.logits, rtol=1e-4, atol=1e-4)
+            assert mx.allclose(output.taps[0][row], own.taps[0], rtol=1e-4, atol=1e-4)
+            plain.commit(alone[row], keep)
+        padded.commit_rows(batch, [n, n - 1])
+        assert batch.offsets == [cache.offset for cache in alone]
+    assert widths == [4, 8, 8, 8, 8, 1, 2]
