@@ -172,7 +172,8 @@ class Drafter(Protocol):
         """Take in committed rows: ids and, row for row, the taps of the forward that wrote them.
 
         Called for each prompt chunk, then after each round with `[anchor, accepted...]`; never with
-        rejected drafts, and not with the new anchor.
+        rejected drafts, and not with the new anchor. Rounds in which nothing was asked come as one
+        call, before the next draft at the latest, with the last row's logits.
         """
         ...
 
