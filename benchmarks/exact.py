@@ -88,6 +88,7 @@ def check(given: argparse.Namespace) -> int:
         same, total, n_tokens = same + equal, total + 1, n_tokens + len(found["baseline"])
         if not equal:
             print(f"DIFFERENT: {text!r}", flush=True)
+        print(f"{same} of {total}, {n_tokens} tokens", file=sys.stderr, flush=True)
     shown = ", ".join(f"{name} {statistics.mean(of):.2f}" for name, of in lengths.items())
     print(f"{same} of {total} prompts identical, {n_tokens} tokens; tokens a round: {shown}")
     return 0 if same == total else 1
