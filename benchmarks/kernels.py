@@ -307,8 +307,8 @@ def time_forwards(
                 forward=first.forward,
             ) as installed,
         ):
-            report = installed.report()
             twin.use_kernels(installed)
+            report = installed.report()
             for context in contexts:
                 lanes = {"stock": Lane(stock, context), "ours": Lane(twin, context)}
                 row: dict[str, Any] = {"bits": bits, "context": context, "mode": mode}

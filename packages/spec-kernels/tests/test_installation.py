@@ -10,84 +10,9 @@ from spec_kernels import ExactError, install, installation, installed, row_invar
 from spec_kernels.gate import Gate
 from spec_kernels.hardware import Device
 from spec_kernels.installed import span
-from spec_kernels.matmul import RowMatmul
-from spec_kernels.race import AttentionVerdict, Verdict
+from spec_kernels.race import Verdict
 
-CUDA = Device("cuda", "sm_90", "NVIDIA H200", "Linux 6.18")
 UNKNOWN = Device("metal", "applegpu_g17s", "Apple M5 Max", "Darwin 26.1")
-SOME = Verdict(True, frozenset({1, 2, 8}), None, "raced", {"8": 2.0})
-
-
-def scaled_dot_product_attention(queries, keys, values, cache, scale, mask):
-    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.q_proj = nn.Linear(128, 128, bias=False)
-        self.k_proj = nn.Linear(128, 128, bias=False)
-        self.v_proj = nn.Linear(128, 128, bias=False)
-        self.o_proj = nn.Linear(128, 128, bias=False)
-        self.norm = nn.RMSNorm(128)
-
-    def __call__(self, x):
-        q = self.q_proj(self.norm(x)).reshape(1, -1, 2, 64).transpose(0, 2, 1, 3)
-        out = scaled_dot_product_attention(q, q, q, cache=None, scale=0.125, mask="causal")
-        return x + self.o_proj(out.transpose(0, 2, 1, 3).reshape(x.shape))
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = [Block(), Block()]
-        self.head = nn.Linear(128, 192, bias=False)
-
-    def __call__(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
-@pytest.fixture
-def model():
-    made = Model()
-    made.set_dtype(mx.bfloat16)
-    nn.quantize(made, group_size=64, bits=4)
-    return made
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    """An installation as on a CUDA machine, up to the first launch."""
-    monkeypatch.setattr(installation, "this_device", lambda: CUDA)
-    monkeypatch.setattr("spec_kernels.matmul.cuda_kernel", lambda *a: None)
-    monkeypatch.setattr(Gate, "shares", lambda self, together: True)
-    monkeypatch.setattr(Gate, "_measure_matmul", lambda self, shape: SOME)
-    attention = AttentionVerdict(True, {4: 512}, "raced", {"4@512": 1.5})
-    monkeypatch.setattr(Gate, "_measure_attention", lambda self, shape: attention)
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """A function from a wrapped layer and a number of rows to the weights its launch has."""
-    launches: list[int] = []
-
-    def bound(matmul, shape):
-        def launch(x):
-            launches.append(len(matmul.weights))
-            return [mx.zeros((*shape[:-1], weight.n), x.dtype) for weight in matmul.weights]
-
-        return launch, True
-
-    monkeypatch.setattr(RowMatmul, "bound", bound)
-
-    def launched(layer, rows):
-        launches.clear()
-        layer(mx.zeros((1, rows, 128), mx.bfloat16))
-        return launches
-
-    return launched
 
 
 def classes(model):
@@ -198,11 +123,11 @@ def test_whole_forwards_have_the_last_word(cuda, model, launched, monkeypatch, t
     kept = tmp_path / "verdicts.json"
     with install(model, forward=ran.append, cache=kept) as installed:
         report = installed.report()
-        assert report.on and report.arms == {"all": "1-16"}
+        assert report.on and report.arms == {"all": "1-32"}
         assert report.forward_ms["8"] == {"stock": 2000.0, "raced": 2000.0, "all": 1000.0}
         assert launched(model.layers[0].q_proj, 3) == [3]  # with k and v
         assert launched(model.layers[0].o_proj, 3) == [1]
-        assert launched(model.layers[0].q_proj, 17) == []
+        assert launched(model.layers[0].q_proj, 33) == []
     with install(model, forward=ran.append, cache=kept) as installed:
         assert installed.report().arms == {"all": "1-32"}
     assert tried == ["stock", "raced", "all"] and ran == [1]  # the second time it was known
@@ -300,8 +225,10 @@ def test_exact_refuses_experts_by_the_name_of_their_operation(cuda, model):
         install(model, exact=True)
 
 
-def test_exact_refuses_a_quantisation_without_a_kernel_and_leaves_no_layer_wrapped(cuda):
-    model = Model()
+def test_exact_refuses_a_quantisation_without_a_kernel_and_leaves_no_layer_wrapped(
+    cuda, make_model
+):
+    model = make_model()
     model.set_dtype(mx.bfloat16)
     nn.quantize(model, mode="mxfp4", group_size=32, bits=4)
     before = classes(model)
@@ -324,9 +251,9 @@ def test_exact_refuses_a_model_whose_attention_it_cannot_see(cuda):
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="needs a CPU as the default device")
-def test_exact_on_a_cpu_changes_nothing_and_holds(model):
+def test_exact_on_a_cpu_changes_nothing_and_holds(make_model):
     """Stock operations are row by row on this CPU; the model's rows show it bit for bit."""
-    plain = Model()
+    plain = make_model()
     before = classes(plain)
     with install(plain, exact=True) as installed:
         assert installed.report().exact and classes(plain) == before
@@ -335,10 +262,10 @@ def test_exact_on_a_cpu_changes_nothing_and_holds(model):
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="needs a CPU as the default device")
-def test_exact_on_a_cpu_refuses_a_blas_that_rounds_by_shape(monkeypatch):
+def test_exact_on_a_cpu_refuses_a_blas_that_rounds_by_shape(make_model, monkeypatch):
     monkeypatch.setattr("spec_kernels.exact.row_invariant", lambda operation, rows: False)
     with pytest.raises(ExactError, match=r"matmul must .* tools/cpu-blas"):
-        install(Model(), exact=True)
+        install(make_model(), exact=True)
 
 
 def test_row_invariance_is_seen_to_fail():

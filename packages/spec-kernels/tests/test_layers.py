@@ -302,6 +302,48 @@ def test_whole_buffers_go_to_the_kernel_with_what_is_fresh(monkeypatch):
             kernel(q, k, k, cache=old, scale=0.125, **{"mask": "causal", **wrong})
 
 
+def test_one_query_that_stays_stock_is_asked_again_when_something_changes(monkeypatch):
+    monkeypatch.setattr(
+        "spec_kernels.attention_layers.RowAttention.bound",
+        lambda self, q, k, causal: lambda q, k, v, *whole: "kernel",
+    )
+    given, switch = [], Switch(16)
+
+    def original(*arrays, **settings):
+        given.append(settings)
+        return "own"
+
+    kernel = AttentionKernel(original, {4: 1}, switch, "cuda", raced=False)
+    q, k = attention_problem(1)
+    rest, buffers = {"cache": None, "scale": 0.125}, SimpleNamespace(n_keys=mx.array([30]))
+    assert [kernel(q, k, k, **rest) for _ in range(3)] == ["own"] * 3
+    assert given == [{**rest, "mask": None}] * 3 and switch.calls == {}
+    kernel(q, k, k, **rest, sinks=(sinks := mx.zeros(4)), other=1)
+    assert given[3]["sinks"] is sinks and given[3]["other"] == 1
+    assert isinstance(kernel(q, k, k, **rest, mask=mx.ones((1, 40), mx.bool_)), mx.array)
+    assert switch.calls == {"attention plain": 1} and len(given) == 4
+    assert kernel(q, k, k, **{**rest, "cache": buffers}) == "kernel"
+    for always, who in ((True, "kernel"), (False, "own")):
+        kernel.serve_single(always)
+        switch.forget()
+        assert kernel(q, k, k, **rest) == who
+    assert kernel.least_keys(4) == 1 and kernel.least_keys(1) is None
+
+
+def test_layers_of_a_kind_share_a_class():
+    """Python keeps what it has looked up by class."""
+    layers, switch = [Attention(), Attention()], Switch(16)
+    for layer in layers:
+        wrap_attention(layer, "attend", kernel := AttentionKernel(attend, {}, switch, "cuda"))
+    assert type(layers[0]) is not type(layers[1])  # kernels of their own
+    for layer in layers:
+        unwrap(layer)
+        wrap_attention(layer, "attend", kernel)
+    assert type(layers[0]) is type(layers[1]) is not Attention
+    unwrap(layers[0])
+    assert type(layers[0]) is Attention is not type(layers[1])
+
+
 def test_exact_attention_names_what_it_cannot_serve():
     kernel = AttentionKernel(attend, {}, Switch(16, exact=True), "cuda")
     q, k = attention_problem(4)

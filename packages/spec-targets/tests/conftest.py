@@ -99,19 +99,21 @@ def serve(make_target, monkeypatch, attend_bound):
         lambda q, k, mask, where: "a mask of its own" if isinstance(mask, mx.array) else None,
     )
 
-    def make(model_type, layer_types=FULL, *, graphs=True, **fields):
+    def make(
+        model_type, layer_types=FULL, *, graphs=True, queries=range(1, 17), gate=None, **fields
+    ):
         target = make_target(model_type, layer_types=layer_types, **fields)
         switch, kernels, layers = Switch(16), {}, []
         for _, layer in target.model.named_modules():
             original = attention_function(layer, NAME)
             if original is not None:
-                least = dict.fromkeys(range(1, 17), 4)
+                least = dict.fromkeys(queries, 4)
                 kernel = kernels.setdefault(
                     original, AttentionKernel(original, least, switch, "cuda")
                 )
                 wrap_attention(layer, NAME, kernel)
                 layers.append(layer)
-        installed = Installed(switch, CUDA, "known", [], layers, [*kernels.values()])
+        installed = Installed(switch, CUDA, "known", [], layers, [*kernels.values()], gate)
         target.use_kernels(installed, replay=graphs)
         return target
 

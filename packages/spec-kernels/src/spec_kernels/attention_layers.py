@@ -59,14 +59,16 @@ class AttentionKernel:
     ) -> None:
         self._lost = _LOST if raced else "no kernel for these heads"
         self._raced = raced
-        self._original, self._min_keys = original, min_keys
+        self._original, self._min_keys, self._found = original, min_keys, min_keys
         self._switch, self._where = switch, where
         self._counted = f"attention {where}"
         self._kernels: dict[float, RowAttention] = {}
         self._seen: set[tuple[int, ...]] = set()
         self._served: dict[tuple, _Served] = {}
+        self._own: set[tuple[int, ...]] = set()  # single queries that no length brings the kernel
         self._whole: dict[tuple, Attend] = {}
-        switch.served.append(self._served)
+        self.classes: dict[type, type] = {}  # one for all layers: Python's caches are by class
+        switch.served += [self._served, self._own]
 
     def __call__(
         self,
@@ -91,11 +93,28 @@ class AttentionKernel:
             attend = self._within(queries, keys, scale, mask, sinks)
             self._switch.calls[self._counted] += 1
             return attend(queries, keys, values, n_keys, getattr(cache, "fresh", ()))
-        if isinstance(keys, mx.array) and sinks is None and (mask is None or isinstance(mask, str)):
-            served = self._served.get((queries.shape, keys.shape[1], scale, mask))
-            if served is not None and served.fits(queries, keys):
-                self._switch.calls[self._counted] += 1
-                return served.attend(queries, keys, values)
+        shape = queries.shape
+        if shape not in self._own or (mask is not None and isinstance(mask, mx.array)):
+            plain = sinks is None and (mask is None or isinstance(mask, str))
+            if plain and isinstance(keys, mx.array):
+                served = self._served.get((shape, keys.shape[1], scale, mask))
+                if served is not None and served.fits(queries, keys):
+                    self._switch.calls[self._counted] += 1
+                    return served.attend(queries, keys, values)
+            out = self._decide(queries, keys, values, scale, mask, sinks)
+            if out is not None:
+                return out
+        own = self._original
+        if sinks is None and not others:  # by far the cheapest way to call it
+            return own(queries, keys, values, cache=cache, scale=scale, mask=mask)
+        if sinks is not None:
+            others["sinks"] = sinks
+        return own(queries, keys, values, cache=cache, scale=scale, mask=mask, **others)
+
+    def _decide(
+        self, queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, sinks: Any
+    ) -> mx.array | None:
+        """Attend with the kernel or plain operations; None where the model's own function must."""
         reason = self._why_not(queries, keys, mask, sinks)
         if queries.shape not in self._seen:
             self._seen.add(queries.shape)
@@ -112,9 +131,16 @@ class AttentionKernel:
             return few_query_attention(queries, keys, values, scale=scale, mask=mask)
         if self._switch.exact and queries.shape[2] <= self._switch.most:
             raise ExactError(f"[exact] attention must use the kernel, got: {reason}.")
-        if sinks is not None:
-            others["sinks"] = sinks
-        return self._original(queries, keys, values, cache=cache, scale=scale, mask=mask, **others)
+        if queries.shape[2] == 1 and self.least_keys(1) is None:
+            self._own.add(queries.shape)
+        return None
+
+    def serve_single(self, always: bool) -> None:
+        """Let the kernel attend for one query whatever the length, or only where its race says.
+
+        The switch must forget what served before.
+        """
+        self._min_keys = {**self._found, 1: 1} if always else self._found
 
     def least_keys(self, n_queries: int) -> int | None:
         """From how many keys the kernel serves so many positions, or None where it never does."""
@@ -190,14 +216,19 @@ def attention_function(layer: nn.Module, name: str) -> Callable[..., mx.array] |
 def wrap_attention(layer: nn.Module, name: str, kernel: AttentionKernel) -> None:
     """Make this layer's code find `kernel` under the global name `name`."""
     base = type(layer)
+    if base not in kernel.classes:
+        kernel.classes[base] = _attention_class(base, name, kernel)
+    object.__setattr__(layer, "__class__", kernel.classes[base])
+
+
+def _attention_class(base: type, name: str, kernel: AttentionKernel) -> type:
     call = base.__call__
     copy = types.FunctionType(
         call.__code__,
-        {**call.__globals__, name: kernel},
+        {**call.__globals__, name: kernel.__call__},  # called sooner than through its class
         call.__name__,
         call.__defaults__,
         call.__closure__,
     )
     copy.__kwdefaults__ = call.__kwdefaults__
-    wrapped = type(base.__name__, (base,), {"__call__": copy, BASE: base})
-    object.__setattr__(layer, "__class__", wrapped)
+    return type(base.__name__, (base,), {"__call__": copy, BASE: base})

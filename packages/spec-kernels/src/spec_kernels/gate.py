@@ -111,7 +111,7 @@ class Gate:
                 return Verdict(True, every, None, "correct; not raced")
             return race_matmul(shape, self._where)
         except (KernelError, RuntimeError, ValueError) as error:
-            return Verdict(False, frozenset(), None, f"refused: {_first_line(error)}")
+            return Verdict(False, frozenset(), None, f"refused: {first_line(error)}")
 
     def _measure_attention(self, shape: AttentionShape) -> AttentionVerdict:
         try:
@@ -123,11 +123,12 @@ class Gate:
                 return AttentionVerdict(True, every, "correct; not raced")
             return race_attention(shape, self._where)
         except (KernelError, RuntimeError, ValueError) as error:
-            return AttentionVerdict(False, {}, f"refused: {_first_line(error)}")
+            return AttentionVerdict(False, {}, f"refused: {first_line(error)}")
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")
+def first_line(error: Exception) -> str:
+    """What an error says, without its end."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _read(path: Path | None) -> dict[str, Any]:

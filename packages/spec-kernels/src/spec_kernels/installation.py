@@ -60,7 +60,8 @@ def install(
             is checked.
         cache: file in which verdicts are kept; None measures again in every process.
         attention_shape: (heads, heads of the cache, head dimension). None leaves attention alone,
-            unless `exact` is asked for.
+            unless `exact` is asked for. About one query whole forwards may have the last word:
+            `Installed.race_single`.
         forward: runs this model on so many rows until the result is on the host. Given it, whole
             forwards have the last word on the matmuls; without it each shape's own race has.
 
@@ -104,9 +105,10 @@ def install(
             installer.states(),
             installer.wrapped,
             list(installer.attending.values()),
+            gate,
         )
         if forward is not None and not exact and installer.wrapped:
-            installed.race(forward, gate)
+            installed.race(forward)
     except BaseException:
         installer.undo()
         raise

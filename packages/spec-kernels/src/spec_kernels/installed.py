@@ -7,18 +7,25 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import mlx.nn as nn
 
 from spec_kernels.attention_layers import AttentionKernel
-from spec_kernels.gate import Gate
+from spec_kernels.gate import Gate, first_line
 from spec_kernels.hardware import Device
 from spec_kernels.layers import LinearKernel, Switch, unwrap
 from spec_kernels.race import raced_rows
 from spec_kernels.watchdog import Watchdog
-from spec_kernels.whole import Arm, Forward, best_arms, race_forwards
+from spec_kernels.whole import (
+    Arm,
+    Forward,
+    SingleRace,
+    best_arms,
+    race_forwards,
+    replays_win,
+)
 
 
 @dataclass(frozen=True)
@@ -98,9 +105,11 @@ class Installed:
         ops: list[OpState],
         layers: list[nn.Module],
         attentions: Sequence[AttentionKernel] = (),
+        gate: Gate | None = None,
     ) -> None:
         self._switch, self._device, self._reason = switch, device, reason
         self._ops, self._layers, self._attentions = tuple(ops), layers, attentions
+        self._gate = gate
         self._forward_ms: dict[str, dict[str, float]] = {}
         self._watchdog = Watchdog()
 
@@ -177,15 +186,15 @@ class Installed:
             calls=dict(self._switch.calls),
         )
 
-    def race(self, forward: Forward, gate: Gate) -> None:
+    def race(self, forward: Forward) -> None:
         """Let whole forwards decide, by number of rows, which matmuls use their kernels.
 
         Layers that serve nothing afterwards get their own class back.
 
         Args:
             forward: see `race_forwards`.
-            gate: keeps the outcome.
         """
+        assert self._gate is not None
 
         def measure() -> dict[str, Any]:
             switch = self._switch
@@ -197,10 +206,7 @@ class Installed:
             }
             return {"arms": best_arms(seconds), "ms": ms}
 
-        shapes = sorted(f"{op.op} {op.shape} {op.layers} {op.serves}" for op in self._ops)
-        outcome = gate.forwards(
-            hashlib.sha256("; ".join(shapes).encode()).hexdigest()[:16], measure
-        )
+        outcome = self._gate.forwards(self._shapes(), measure)
         arms: list[Arm] = outcome["arms"]
         self._forward_ms = outcome["ms"]
         self._switch.use(tuple(arms))
@@ -209,6 +215,67 @@ class Installed:
         self._layers = [layer for layer in self._layers if _serves(layer)]
         for layer in idle:
             unwrap(layer)
+
+    def race_single(self, model: str, measure: SingleRace) -> None:
+        """Let whole forwards of one row decide whether the kernel attends for one query.
+
+        By itself it usually loses that. But a forward whose attention is the kernel's can be
+        replayed as a graph (`least_keys`), and the host sets the pace of single rows. On CUDA,
+        outside exact mode, where the kernel is right. The outcome is kept. Whatever goes wrong
+        while it is measured leaves the model as it was.
+
+        Args:
+            model: tells models apart whose shapes are alike.
+            measure: seconds of one row by depth of the context and arm, "own" and "replayed"; empty
+                where a forward cannot be replayed. It is given a function that lets the kernel
+                attend for one query, or not; at first it does not.
+        """
+        if self._gate is None or not self.reads_ragged(1) or self.least_keys(1) == 1:
+            return
+
+        def use(kernel: bool) -> None:
+            for attention in self._attentions:
+                attention.serve_single(kernel)
+            self._switch.forget()
+
+        def measured() -> dict[str, Any]:
+            reason, seconds = "whole forwards of one row cannot be replayed", {}
+            try:
+                with self.tracing():
+                    seconds = measure(use)
+            except Exception as error:  # a model's own code fails in any way, and so may memory
+                reason = f"refused: {first_line(error)}"
+            finally:
+                use(False)
+            won = replays_win(seconds)
+            if seconds:
+                reason = f"whole forwards, replayed, were {'' if won else 'not '}faster"
+            ms = {n: {a: round(1e3 * s, 3) for a, s in by.items()} for n, by in seconds.items()}
+            return {"won": won, "reason": reason, "ms": {str(n): by for n, by in ms.items()}}
+
+        outcome = self._gate.forwards(f"single {self._shapes(model)}", measured)
+        if outcome["won"]:
+            use(True)
+        self._ops = tuple(self._with_single(op, outcome) for op in self._ops)
+
+    def _with_single(self, op: OpState, outcome: dict[str, Any]) -> OpState:
+        """The state of attention after the race of single rows."""
+        if op.op != "attention":
+            return op
+        served = [n for n in range(1, self._switch.most + 1) if self.least_keys(n) is not None]
+        ratios = {n: round(by["own"] / by["replayed"], 3) for n, by in outcome["ms"].items()}
+        return replace(
+            op,
+            kernel=self._device.backend if served else op.kernel,
+            serves=span(served),
+            reason=f"{op.reason}; one query: {outcome['reason']}",
+            speedup={**op.speedup, **{f"forward 1@{n}": ratio for n, ratio in ratios.items()}},
+        )
+
+    def _shapes(self, model: str = "") -> str:
+        """A short name for the model's shapes and what won on them."""
+        shapes = sorted(f"{op.op} {op.shape} {op.layers} {op.serves}" for op in self._ops)
+        return hashlib.sha256("; ".join([*shapes, model]).encode()).hexdigest()[:16]
 
     def observe(self, seconds: float) -> None:
         """Tell the watchdog how long one verify took; a stall turns the kernels off.

@@ -39,7 +39,7 @@ class Switch:
         arms: by number of rows, which matmuls use the kernel: "stock" none, "raced" those whose
             shape won its race, "all" every one that has a kernel.
         calls: how often each kernel served, by operation and choice such as "matmul cuda".
-        served: what each layer does with an input, by its shape.
+        served: what each layer does with an input, by its shape; cleared when that changes.
         epoch: counts the changes of what serves, so that whoever kept a graph knows it is stale.
     """
 
@@ -50,7 +50,7 @@ class Switch:
     fresh: bool = False
     arms: tuple[Arm, ...] = ()
     calls: Counter[str] = field(default_factory=Counter)
-    served: list[dict[tuple[int, ...], Serve]] = field(default_factory=list)
+    served: list[dict[tuple[int, ...], Any] | set[tuple[int, ...]]] = field(default_factory=list)
     epoch: int = 0
 
     def __post_init__(self) -> None:
@@ -63,14 +63,15 @@ class Switch:
     def use(self, arms: tuple[Arm, ...]) -> None:
         """Choose by number of rows from now on."""
         self.arms = arms
-        self._forget()
+        self.forget()
 
     def turn_off(self, reason: str) -> None:
         """Leave everything to MLX from now on."""
         self.on, self.reason = False, reason
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Something else serves from now on: every layer decides anew."""
         self.epoch += 1
         for served in self.served:
             served.clear()
@@ -161,10 +162,9 @@ class LinearKernel:
         """
         self._shared, self._alike = (shared, index), alike
 
-    def __call__(self, x: mx.array) -> mx.array | None:
-        """Product without the layer's bias, or None if stock MLX shall do it."""
-        serve = self._served.get(x.shape)
-        return self._choose(x)(x) if serve is None else serve(x)
+    def serving(self, x: mx.array) -> Serve:
+        """What gives the product without the layer's bias, or None if stock MLX shall do it."""
+        return self._served.get(x.shape) or self._choose(x)
 
     def _choose(self, x: mx.array) -> Serve:
         """How inputs of this shape are served until the switch changes."""
@@ -226,7 +226,8 @@ def _stock(x: mx.array) -> None:
 @functools.cache
 def _linear_class(base: type) -> type:
     def call(self: Any, x: mx.array) -> mx.array:
-        y = self._spec_kernel(x)
+        serve = self._spec_kernel.serving(x)
+        y = None if serve is _stock else serve(x)
         if y is None:
             return base.__call__(self, x)
         return y + self["bias"] if "bias" in self else y
@@ -237,7 +238,7 @@ def _linear_class(base: type) -> type:
 @functools.cache
 def _embedding_class(base: type) -> type:
     def as_linear(self: Any, x: mx.array) -> mx.array:
-        y = self._spec_kernel(x)
+        y = self._spec_kernel.serving(x)(x)
         return base.as_linear(self, x) if y is None else y
 
     return type(base.__name__, (base,), {"as_linear": as_linear, BASE: base})

@@ -14,6 +14,7 @@ from spec_kernels.race import WIN, neighbours
 
 Arm = Literal["stock", "raced", "all"]
 Forward = Callable[[int], object]
+SingleRace = Callable[[Callable[[bool], None]], Mapping[int, Mapping[str, float]]]
 ARMS: tuple[Arm, ...] = ("stock", "raced", "all")
 REPEATS = 7
 
@@ -48,6 +49,15 @@ def race_forwards(
                     taken[arm].append(time.perf_counter() - start)
         found[rows] = {arm: statistics.median(seconds) for arm, seconds in taken.items()}
     return found
+
+
+def replays_win(seconds: Mapping[int, Mapping[str, float]]) -> bool:
+    """Whether replayed forwards of one row are `WIN` times as fast as the model's own everywhere.
+
+    Args:
+        seconds: by depth of the context and arm, "own" and "replayed"; empty if there is no replay.
+    """
+    return bool(seconds) and all(by["own"] >= WIN * by["replayed"] for by in seconds.values())
 
 
 def best_arms(seconds: Mapping[int, Mapping[Arm, float]]) -> tuple[Arm, ...]:

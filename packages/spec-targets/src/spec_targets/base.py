@@ -25,6 +25,7 @@ from spec_targets.forward import Forward, Pass
 from spec_targets.quantised import check_kv_bits, group_size_for, pack_entry, refuse_unreadable
 from spec_targets.replayed import HeldAlone, WholeRows
 from spec_targets.rollback import Rollback, replace_entry, rollback_for
+from spec_targets.single import race_single
 from spec_targets.snapshot import FrozenCache, Rung, freeze_entry, take_rung
 from spec_targets.taps import Trace, first_of
 
@@ -121,7 +122,9 @@ class MlxTarget:
     def use_kernels(self, kernels: Installed, *, replay: bool = True) -> None:
         """Serve with what has been installed in the model.
 
-        Kernels and graphs hold the weights of now: install and call this again after a change.
+        Kernels and graphs hold the weights of now: install and call this again after a change. On
+        CUDA, and with `replay`, whole forwards of one row have the last word on attention of one
+        query: see `race_single`.
 
         Args:
             kernels: What `spec_kernels.install` returned.
@@ -130,6 +133,9 @@ class MlxTarget:
                 for whose sums the other processes would have to wait.
         """
         self.kernels = kernels
+        if replay:
+            entries, depth = self.make_cache().entries, self.context_length
+            race_single(self._forward, entries, kernels, self.model_type, depth)
         self._compiled = CompiledForward(kernels) if replay else None
         self._whole = WholeRows(self._forward, kernels, self._compiled)
         self._batch = None  # to be tried with these kernels

@@ -12,6 +12,7 @@ starts a thread for each element of the whole buffer on CUDA (0.32). The rows co
 written behind, at a position that is a number.
 """
 
+import functools
 import itertools
 import time
 import weakref
@@ -25,7 +26,7 @@ import mlx.core as mx
 from spec_core import TargetOutput
 from spec_kernels import Installed, KernelError
 from spec_targets.ragged import whole_mask
-from spec_targets.replayed import Held, Model
+from spec_targets.replayed import Held, Model, Replay
 
 TRIED_AFTER = 8  # blocks of a kind: fewer would not repay the trace
 AGAIN_AFTER = 2  # the same where another width has won its race
@@ -163,9 +164,18 @@ class CompiledForward:
             self._begun = _Begun(now, weakref.ref(held.first), times)
         if not replays:
             return None
-        arrays = kind.graph(kind.serial, block, *held.inputs())
-        self._kernels.count(kind.calls)
-        return _take(arrays, len(taps), held, rows)
+        return self._replay(kind, block, held, taps)
+
+    def trial(self, block: mx.array, held: Held) -> Replay | None:
+        """What replays blocks of this length on these caches from now on; None if nothing can.
+
+        The caches grow by the block's rows in a trial.
+        """
+        kind = _Kind()
+        if self._fit(block, held) is None:
+            return None
+        self._try(kind, block, held, ())
+        return functools.partial(self._replay, kind) if kind.graph is not None else None
 
     @property
     def rows(self) -> frozenset[int]:
@@ -176,6 +186,14 @@ class CompiledForward:
             for key, kind in kinds
             if kind.graph and key[-1] == () and not self._race(key[1:]).lost
         )
+
+    def _replay(
+        self, kind: _Kind, block: mx.array, held: Held, taps: Sequence[int]
+    ) -> TargetOutput:
+        assert kind.graph is not None
+        arrays = kind.graph(kind.serial, block, *held.inputs())
+        self._kernels.count(kind.calls)
+        return _take(arrays, len(taps), held, block.shape[-1])
 
     def _fit(self, block: mx.array, held: Held) -> int | None:
         """Give the caches buffers that a graph may be kept for, with room for the block.
