@@ -66,7 +66,7 @@ def test_what_is_compiled_first_is_no_cost():
     target = Scripted(clock)
     verify_rows, met = target.verify_rows, []
 
-    def slow_at_first(block, cache):
+    def slow_at_first(block, cache, taps=()):
         met.append(block.shape[1])
         clock.now += {1: 3.0, 3: 2.0}.get(met.count(block.shape[1]), 0.0)
         return verify_rows(block, cache)

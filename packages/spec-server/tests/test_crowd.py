@@ -162,6 +162,44 @@ def test_a_machine_that_gets_slow_for_blocks_parks():
     assert crowd.parked(4)
 
 
+def test_a_text_that_is_copied_does_not_hold_up_those_beside_it():
+    """Together they would bring more tokens a second, and most requests would wait longer."""
+    crowd, rng = CrowdCap(MOST, curves(dear)), random.Random(0)
+    seconds, steps = 0.0, 2000
+    for _ in range(steps):
+        cap = crowd.cap(6)
+        rounds = [made(cap, cap if row < 2 else 0) for row in range(6)]
+        cost = (dear(6, 1 + cap) if cap else plain(6)) * rng.uniform(0.95, 1.05)
+        crowd.observe(6, cap, rounds, cost)
+        seconds += cost
+    assert steps * plain(6) / seconds > 0.96  # of the others, which go on by one token a round
+
+
+@pytest.mark.parametrize("first_s", [0.0, 0.02, 0.1])
+def test_what_a_device_compiles_for_new_sizes_is_paid_from_an_allowance(first_s):
+    crowd, rng, met = CrowdCap(31, curves(free)), random.Random(1), {}
+    machine = Machine(free, plain, accept=0.5, noise=0.02)
+    seconds = tokens = 0.0
+    for i in range(12000):
+        width = 2 + i // 16 % 7  # requests come and go
+        cap = crowd.cap(width)
+        n = [
+            next((k for k in range(cap) if rng.random() > machine.accept), cap)
+            for _ in range(width)
+        ]
+        cost = free(width, 1 + cap) if cap else plain(width)
+        kind = (width, cap.bit_length())
+        met[kind] = met.get(kind, 0) + 1
+        if cap and met[kind] <= 3:
+            cost += first_s
+        crowd.observe(width, cap, [made(cap, k) for k in n], cost)
+        seconds += cost / plain(width)
+        tokens += sum(1 + k for k in n) / width
+        if i == 600:
+            assert tokens / seconds > (0.9 if first_s < 0.1 else 0.8)
+    assert tokens / seconds > (1.3 if first_s < 0.1 else 1.05)
+
+
 def test_widths_are_apart_and_odd_figures_do_no_harm():
     crowd, machine = CrowdCap(MOST), Machine(free, plain, accept=0.9)
     for _ in range(50):

@@ -8,7 +8,7 @@ drafts.
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ def measure_rows(
     n_rows: int,
     most_width: int,
     *,
+    taps: Sequence[int] = (),
     budget_s: float = 0.3,
     clock: Clock = time.perf_counter,
 ) -> Curve:
@@ -41,6 +42,7 @@ def measure_rows(
         target: A `BatchTarget` that does not refuse.
         n_rows: B, at least 2.
         most_width: Widest block, the anchor included.
+        taps: Layers that drafters read.
         budget_s: Seconds to spend, about, compiling aside; two widths are timed whatever it takes.
         clock: Seconds, rising.
     """
@@ -54,7 +56,8 @@ def measure_rows(
 
     def once(width: int) -> float:
         start = clock()
-        output = target.verify_rows(block[:, :width], cache)
+        output = target.verify_rows(block[:, :width], cache, taps=taps)
+        mx.async_eval(output.taps)
         host_ints(mx.argmax(output.logits, axis=-1).reshape(-1))  # sync: the work to be timed
         target.commit_rows(cache, [0] * n_rows)
         return clock() - start
@@ -88,6 +91,7 @@ class RowCurves:
     Args:
         target: What verifies.
         most_width: Widest block.
+        taps: Layers that drafters read.
         key: What the curves are valid for; without one they are not kept on disk.
         store: Where they are kept; the user's cache folder without.
         budget_s: Seconds per measurement, about.
@@ -99,6 +103,7 @@ class RowCurves:
         target: Any,
         most_width: int,
         *,
+        taps: Sequence[int] = (),
         key: Key | None = None,
         store: Store | None = None,
         budget_s: float = 0.3,
@@ -106,6 +111,7 @@ class RowCurves:
     ) -> None:
         self._target = target
         self._most_width = most_width
+        self._taps = tuple(taps)
         self._key = key
         self._store = store
         self._budget_s = budget_s
@@ -143,6 +149,7 @@ class RowCurves:
                 self._target,
                 n_rows,
                 self._most_width,
+                taps=self._taps,
                 budget_s=self._budget_s,
                 clock=self._clock,
             )

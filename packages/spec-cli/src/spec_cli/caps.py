@@ -87,7 +87,11 @@ def row_costs(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> An
     from spec_calibrate import RowCurves
 
     return RowCurves(
-        pair.target, pair.max_draft + 1, key=key_of(opened, pair, options), store=store()
+        pair.target,
+        pair.max_draft + 1,
+        taps=pair.drafter.taps if pair.drafter is not None else (),
+        key=key_of(opened, pair, options),
+        store=store(),
     )
 
 

@@ -7,7 +7,6 @@ emit alone. Knows nothing about prompts.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +58,6 @@ class Row:
         return text.stopped_by if text is not None else None
 
 
-_NEW = 3  # blocks of a size that say nothing about costs
 Outcomes = list[tuple[Row, Round | Exception]]
 
 
@@ -73,7 +71,6 @@ class _Flight:
     allowed: int | None  # what the crowd said
     verdict: Verdict
     before: list[tuple[Any, Any]]
-    shape: tuple[int, int]  # rows, and positions of each
     behind: bool = False  # enqueued before the one ahead of it was read
     committed: bool = False
 
@@ -119,7 +116,6 @@ class Shared:
         self._flight: _Flight | None = None
         self._mark: _Mark | None = None
         self._ahead = Ahead()
-        self._met: Counter[tuple[int, int]] = Counter()
 
     @property
     def in_flight(self) -> bool:
@@ -248,9 +244,7 @@ class Shared:
         except Exception:  # one row's fault, or too little memory: the caller finds out
             self._restore(before)
             return None
-        shape = (blocks.shape[0], blocks.shape[1])
-        behind = ahead is not None
-        return _Flight(list(rows), drafts, caps, allowed, verdict, before, shape, behind)
+        return _Flight(list(rows), drafts, caps, allowed, verdict, before, ahead is not None)
 
     def _settle(self, flight: _Flight, values: list[list[int]]) -> Outcomes:
         """Cut each row at its stop, commit all, then hand out rounds."""
@@ -351,16 +345,8 @@ class Shared:
             return
         if flight.plain and not last.plain:  # it also filled the pipeline
             return
-        if not flight.plain and self._is_new(flight.shape):
-            return
         rounds = [one for _, one in outcomes if isinstance(one, Round)]
         self._crowd.observe(len(ids), flight.allowed, rounds, self._mark.at - last.at)
-
-    def _is_new(self, shape: tuple[int, int]) -> bool:
-        """Whether blocks of about this size have not come often: a device may compile for them."""
-        kind = (shape[0], (shape[1] - 1).bit_length())
-        self._met[kind] += 1
-        return self._met[kind] <= _NEW
 
 
 def _keys_of(run: Run) -> Any:

@@ -6,11 +6,13 @@ the drafters' time, corrected by the wall time of every round that really ran; a
 with the correction of the nearest one. With the share of drafts accepted at each position, pooled
 over all rows, that gives tokens per second for each cap; plain decoding, pipelined, has its own
 measured rate. The best is used. What might turn out better is tried, from an allowance that is a
-small share of the time spent, so drafting that never pays costs about that share. Knows nothing
-about models.
+small share of the time spent, so drafting that never pays costs about that share. The first blocks
+of a size, for which a device may compile something, are paid from another such allowance, and teach
+nothing else. Knows nothing about models.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -32,12 +34,20 @@ _SAVED_AT_FIRST = 2.0
 _PLAIN_AFTER, _PLAIN_AFTER_MOST = 12, 768  # drafted rounds before plain ones are measured again
 _PLAIN_TRIAL = 3
 _PACE, _MOST = 0.15, 12.0  # averages follow at this pace, and count for so many rounds
-_FADE = 0.5 ** (1 / 400)  # of what is known about acceptance, per row and round
+_FADE_DRAFTED = 0.5 ** (1 / 50)  # of what is known about acceptance, per drafted round
+_FADE_PLAIN = 0.5 ** (1 / 200)  # the same per plain round: other texts may have come
 _PRIOR, _PRIOR_RATE = 4.0, 0.6  # trials that the assumed acceptance counts for
 _HOPE = 1.3  # standard deviations of optimism about acceptance
 _COST_HOPE = 0.08  # optimism about the cost of a block not seen yet
+_RESULT_KEEP = 0.8  # of what drafted rounds have brought lately, per round
+_RESULT_ROUNDS = 3  # of them before they are held against plain ones
+_LUCK = 1.5  # what a row has brought counts for no more than so much of the median
+_HELD, _HELD_MOST = 12, 192  # plain rounds after drafted ones that brought less
 _REVIEW = 4  # rounds between two decisions
 _SLOPE = 0.2  # share of a plain step that a position is taken to cost until one has been seen
+_NEW = 3  # blocks of a size that a device may compile something for
+_NEW_S = 0.02  # what each of them is taken to cost beside its round, until some have come
+_NEW_ALLOWANCE = 0.3  # seconds for new sizes at first; then a share of the time as above
 _LEAST_S = 1e-9  # what a round is expected to take is divided by
 _STRAY = math.log(1.5)  # one round moves an average as if it were at most this far off
 
@@ -64,12 +74,15 @@ class _Accepted:
     def __init__(self) -> None:
         self._cells: list[list[float]] = []  # per position: successes, trials
 
+    def fade(self, share: float) -> None:
+        for cell in self._cells:
+            cell[0] *= share
+            cell[1] *= share
+
     def add(self, round_: Round) -> None:
         while len(self._cells) < round_.cap:
             self._cells.append([0.0, 0.0])
         for i, cell in enumerate(self._cells):
-            cell[0] *= _FADE
-            cell[1] *= _FADE
             if i < round_.cap:
                 cell[0] += i < round_.n_accepted
                 cell[1] += 1.0
@@ -103,6 +116,11 @@ class _Width:
     since_review: int = 0
     plain_after: int = _PLAIN_AFTER
     plain_trial: int = 0
+    result_s: float = 0.0  # what drafted rounds took lately, and the tokens they brought each row
+    result_tokens: list[float] = field(default_factory=list)
+    n_results: int = 0
+    held: int = 0  # plain rounds that follow whatever is expected
+    hold: int = _HELD
     best: int = 0
     token_s: float = 0.0  # per row, of the best way
 
@@ -129,6 +147,33 @@ class _Width:
         self.blocks[width].add(ratio)
         self.drift.add(ratio)
 
+    def judge(self, seconds: float, rounds: Sequence[Round]) -> None:
+        """Hold what drafted rounds have really brought against plain ones.
+
+        What the luckier rows bring counts little more than the median: a text that is being copied
+        gains much by every round, at the expense of those beside it, and soon ends.
+
+        Args:
+            seconds: Of one more drafted round.
+            rounds: What it brought each row.
+        """
+        before = self.result_tokens or [0.0] * len(rounds)
+        tokens = [
+            _RESULT_KEEP * n + len(round_.tokens) for n, round_ in zip(before, rounds, strict=False)
+        ]
+        self.result_s = _RESULT_KEEP * self.result_s + seconds
+        self.result_tokens = tokens
+        self.n_results += 1
+        if self.n_results < _RESULT_ROUNDS:
+            return
+        most = _LUCK * sorted(tokens)[(len(tokens) - 1) // 2]
+        brought = sum(min(n, most) for n in tokens) / len(tokens)
+        if self.result_s > brought * self.plain_s():
+            self.held, self.hold = self.hold, min(2 * self.hold, _HELD_MOST)
+            self.result_s, self.result_tokens, self.n_results = 0.0, [], 0
+        elif self.n_results >= 4 * _RESULT_ROUNDS:
+            self.hold = _HELD
+
     def _base_s(self, width: int) -> float:
         """What a round was expected to take."""
         if self.curve is None:
@@ -142,6 +187,11 @@ class _Width:
             return math.log1p(_SLOPE * (width - 1))
         slope = max(0.0, math.expm1(self.blocks[near].mean)) / (near - 1)
         return math.log1p(slope * (width - 1))
+
+
+def _kind(width: int, cap: int) -> tuple[int, int]:
+    """Blocks of about a size, which a device compiles for alike: both as powers of two."""
+    return (width - 1).bit_length(), cap.bit_length()
 
 
 class CrowdCap:
@@ -161,6 +211,8 @@ class CrowdCap:
         self._draft_s = draft_s or (lambda rows, cap: 0.0)
         self._widths: dict[int, _Width] = {}
         self._accepted = _Accepted()
+        self._met: Counter[tuple[int, int]] = Counter()  # blocks by rows and size
+        self._new_s, self._n_new, self._saved_for_new_s = _NEW_S, 0, _NEW_ALLOWANCE
 
     def cap(self, width: int) -> int:
         """Most drafts of each row in the round that begins now; 0 parks."""
@@ -169,11 +221,14 @@ class CrowdCap:
         known = self._known(width)
         if known.n_plain < _PLAIN_FIRST or known.plain_trial:
             return 0
+        if known.held:
+            known.held -= 1
+            return 0
         known.since_review += 1
-        if known.token_s and known.since_review < _REVIEW:
-            return known.best
-        known.since_review = 0
-        return self._decide(known)
+        if not known.token_s or known.since_review >= _REVIEW:
+            known.since_review = 0
+            return self._meet(width, self._decide(known, width))
+        return self._meet(width, known.best)
 
     def observe(self, width: int, cap: int, rounds: Sequence[Round], seconds: float) -> None:
         """Learn from a finished round of all rows."""
@@ -181,6 +236,11 @@ class CrowdCap:
         if seconds <= 0 or not n_tokens:
             return
         known = self._known(width)
+        saved = self._saved_for_new_s + _ALLOWANCE * seconds
+        self._saved_for_new_s = min(saved, _NEW_ALLOWANCE)
+        if cap and known.curve is not None and self._met[_kind(width, cap)] <= _NEW:
+            self._learn_new(seconds - known.block_s(1 + cap))
+            return
         saved_s = known.saved_s + _ALLOWANCE * seconds
         if cap != known.best and known.token_s:  # a trial: what it lost is paid for
             saved_s += min(0.0, n_tokens / width * known.token_s - seconds)
@@ -189,11 +249,14 @@ class CrowdCap:
             known.n_plain += 1
             known.since_plain = 0
             known.plain_trial = max(0, known.plain_trial - 1)
+            self._accepted.fade(_FADE_PLAIN)
             if known.n_plain == _PLAIN_FIRST:
                 saved_s = _SAVED_AT_FIRST * known.plain_s()
         else:
             known.learn_block(1 + cap, seconds)
+            known.judge(seconds, rounds)
             known.since_plain += 1
+            self._accepted.fade(_FADE_DRAFTED)
             for round_ in rounds:
                 self._accepted.add(round_)
         plain_s = known.plain_s() if known.n_plain else seconds
@@ -202,12 +265,15 @@ class CrowdCap:
     def saw(self, round_: Round) -> None:
         """Learn about acceptance from the round of a row on its own."""
         if round_.cap > 0:
+            self._accepted.fade(_FADE_DRAFTED)
             self._accepted.add(round_)
 
     def parked(self, width: int) -> bool:
         """True when drafting is known not to pay at this width."""
         known = self._widths.get(width)
-        return known is not None and known.n_plain >= _PLAIN_FIRST and known.best == 0
+        if known is None or known.n_plain < _PLAIN_FIRST:
+            return False
+        return known.best == 0 or known.held > 0
 
     def _known(self, width: int) -> _Width:
         known = self._widths.get(width)
@@ -223,9 +289,31 @@ class CrowdCap:
             self._widths[width] = known
         return known
 
-    def _decide(self, known: _Width) -> int:
+    def _meet(self, width: int, cap: int) -> int:
+        """Blocks of this size come: what may be new about them is paid in advance."""
+        if cap:
+            kind = _kind(width, cap)
+            self._met[kind] += 1
+            if self._met[kind] <= _NEW:
+                self._saved_for_new_s -= self._new_s
+        return cap
+
+    def _learn_new(self, seconds: float) -> None:
+        """What one of the first blocks of a size took longer than its round should."""
+        more_s = max(seconds, 0.0) - self._new_s
+        self._saved_for_new_s -= more_s
+        self._n_new += 1
+        self._new_s += max(1.0 / self._n_new, _PACE) * more_s
+
+    def _affords(self, width: int, cap: int) -> bool:
+        """Whether what is new about blocks of this size can be paid."""
+        n_new = _NEW - self._met[_kind(width, cap)]
+        return n_new <= 0 or n_new * self._new_s <= self._saved_for_new_s
+
+    def _decide(self, known: _Width, width: int) -> int:
         likely = self._seconds(known)
-        best = min(range(len(likely)), key=likely.__getitem__)
+        open_ = [k for k in range(len(likely)) if k == 0 or self._affords(width, k)]
+        best = min(open_, key=likely.__getitem__)
         if likely[best] * _MARGIN > likely[0]:
             best = 0
         known.best, known.token_s = best, likely[best]
@@ -234,7 +322,7 @@ class CrowdCap:
         if known.saved_s <= 0:
             return best
         hopeful = self._seconds(known, hope=True)
-        others = [k for k in range(1, len(likely)) if k != best]
+        others = [k for k in open_ if k not in (0, best)]
         trial = min(others, key=hopeful.__getitem__, default=best)
         if trial == best or hopeful[trial] * _PROMISE > likely[best]:
             return best

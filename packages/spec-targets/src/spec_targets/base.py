@@ -285,7 +285,7 @@ class MlxTarget:
 
     def join(self, caches: Sequence[Any]) -> BatchCache:
         """One batch cache of single and batch caches, rows in order; the parts are consumed."""
-        return batching.join(caches)
+        return batching.join(caches, padded=self._whole is not None and self._whole.pads)
 
     def select(self, cache: BatchCache, rows: Sequence[int]) -> BatchCache:
         """The batch cache cut to some rows, in this order."""
@@ -294,7 +294,7 @@ class MlxTarget:
     def extract(self, cache: BatchCache, row: int) -> TargetCache:
         """A single cache that goes on with one row."""
         offset = cache.offsets[row]
-        entries = [entry.row(row, offset) for entry in cache.entries]
+        entries = [entry.row(cache.places[row], offset) for entry in cache.entries]
         mx.eval([entry.state for entry in entries])
         rollbacks = [rollback_for(e, layer, self.model_type) for layer, e in enumerate(entries)]
         return TargetCache(entries, rollbacks, offset)
@@ -303,11 +303,12 @@ class MlxTarget:
         self, blocks: mx.array, cache: BatchCache, *, taps: Sequence[int] = ()
     ) -> TargetOutput:
         """Forward blocks (B, T) and leave them open: logits (B, T, V), taps (B, T, H)."""
-        output = self._whole(blocks, cache, taps) if self._whole is not None else None
+        spread = cache.spread(blocks)
+        output = self._whole(spread, cache, taps) if self._whole is not None else None
         if output is None:
-            output = batching.verify_rows(self._forward.rows, blocks, cache, taps)
+            output = batching.verify_rows(self._forward.rows, spread, cache, taps)
         self._began = time.perf_counter()
-        return output
+        return cache.gathered(output)
 
     def commit_rows(self, cache: BatchCache, n_keep: Sequence[int]) -> None:
         """Close the blocks; row b keeps its first `n_keep[b]` positions."""

@@ -19,17 +19,48 @@ RowsForward = Callable[[mx.array, list[Any], Sequence[int]], tuple[mx.array, tup
 
 @dataclass(slots=True)
 class BatchCache:
-    """B sequences' state, one row each.
+    """B sequences' state, one row each, in P places.
+
+    Where each number of rows costs a device a start of its own, P is the next power of two: rows
+    that have left go on unread, and a sequence may stand in two places.
 
     Attributes:
-        entries: One batch entry per cache entry of the model.
-        offsets: Committed tokens per row.
+        entries: One batch entry per cache entry of the model, of P rows.
+        held: Committed tokens by place, (P,).
+        places: Each row's place, (B,).
+        padded: Whether P is a power of two.
         n_open: Positions of the open blocks, 0 when closed.
     """
 
     entries: list[BatchEntry]
-    offsets: list[int]
+    held: list[int]
+    places: list[int]
+    padded: bool = False
     n_open: int = 0
+
+    @property
+    def offsets(self) -> list[int]:
+        """Committed tokens per row."""
+        return [self.held[place] for place in self.places]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each place is a row's, in order."""
+        return self.places == list(range(len(self.held)))
+
+    def spread(self, blocks: mx.array) -> mx.array:
+        """Ids of rows (B, T), by place: (P, T)."""
+        if self.is_whole:
+            return blocks
+        row_of = {place: row for row, place in enumerate(self.places)}
+        return blocks[mx.array([row_of.get(place, 0) for place in range(len(self.held))])]
+
+    def gathered(self, output: TargetOutput) -> TargetOutput:
+        """What a forward gave by place, by row."""
+        if self.is_whole:
+            return output
+        places = mx.array(self.places, mx.int32)
+        return TargetOutput(output.logits[places], tuple(tap[places] for tap in output.taps))
 
     @property
     def is_open(self) -> bool:
@@ -42,27 +73,54 @@ class BatchCache:
         return sum(entry.nbytes for entry in self.entries)
 
 
-def join(caches: Sequence[Any]) -> BatchCache:
+def join(caches: Sequence[Any], *, padded: bool = False) -> BatchCache:
     """One batch cache of single and batch caches, rows in order.
+
+    Args:
+        caches: They are consumed.
+        padded: Make the number of places a power of two, where all is plain keys and values.
 
     Raises:
         StateError: one of them is open.
     """
     if any(cache.is_open for cache in caches):
         raise StateError("[join] An open block must be committed first.")
-    offsets: list[int] = []
+    held: list[int] = []
     for cache in caches:
-        offsets += cache.offsets if isinstance(cache, BatchCache) else [cache.offset]
+        if isinstance(cache, BatchCache):
+            _move(cache, cache.places)
+            held += cache.held
+        else:
+            held.append(cache.offset)
     layers = zip(*(cache.entries for cache in caches), strict=True)
-    return BatchCache([joined(parts) for parts in layers], offsets)
+    batch = BatchCache([joined(parts) for parts in layers], held, list(range(len(held))))
+    batch.padded = padded and can_read_whole(batch)
+    return select(batch, batch.places)
 
 
 def select(cache: BatchCache, rows: Sequence[int]) -> BatchCache:
     """The batch cache cut to some rows, in this order."""
-    for entry in cache.entries:
-        entry.select(rows)
-    cache.offsets = [cache.offsets[row] for row in rows]
+    places = [cache.places[row] for row in rows]
+    n_places = _padded(len(places)) if cache.padded else len(places)
+    if cache.padded and n_places == len(cache.held):
+        cache.places = places
+        return cache
+    _move(cache, [*places, *[places[0]] * (n_places - len(places))])
+    cache.places = list(range(len(places)))
     return cache
+
+
+def _move(cache: BatchCache, places: Sequence[int]) -> None:
+    """Make these places the cache's only ones, in this order."""
+    if list(places) != list(range(len(cache.held))):
+        for entry in cache.entries:
+            entry.select(places)
+    cache.held = [cache.held[place] for place in places]
+    cache.places = list(range(len(places)))
+
+
+def _padded(n: int) -> int:
+    return 1 << (n - 1).bit_length()
 
 
 def can_read_whole(cache: BatchCache) -> bool:
@@ -78,14 +136,14 @@ def verify_rows(
     *,
     whole: bool = False,
 ) -> TargetOutput:
-    """Forward blocks (B, T) and leave them open: logits (B, T, V), taps (B, T, H).
+    """Forward blocks of all places and leave them open: logits (P, T, V), taps (P, T, H).
 
     A forward that breaks off leaves no trace: layers that had gone ahead are taken back.
 
     Args:
         forward: The model.
-        blocks: Ids, (B, T).
-        cache: As many rows.
+        blocks: Ids, (P, T).
+        cache: With as many places.
         taps: Layers to record.
         whole: Hand whole buffers to attention kernels, without masks; see `can_read_whole`.
 
@@ -96,7 +154,7 @@ def verify_rows(
     if cache.is_open:
         raise StateError(f"[verify] Blocks of {cache.n_open} rows are open. Call commit first.")
     n_new = blocks.shape[1]
-    places = Places(n_new, cache.offsets, whole=whole)
+    places = Places(n_new, cache.held, whole=whole)
     try:
         for entry in cache.entries:
             entry.prepare(places)
@@ -120,14 +178,17 @@ def commit_rows(cache: BatchCache, n_keep: Sequence[int]) -> None:
     """
     if not cache.is_open:
         raise StateError("[commit] No block is open. Call verify first.")
-    if len(n_keep) != len(cache.offsets) or any(not 0 <= n <= cache.n_open for n in n_keep):
+    if len(n_keep) != len(cache.places) or any(not 0 <= n <= cache.n_open for n in n_keep):
         raise ValueError(
-            f"[commit] n_keep must hold {len(cache.offsets)} numbers in 0..{cache.n_open}, "
+            f"[commit] n_keep must hold {len(cache.places)} numbers in 0..{cache.n_open}, "
             f"got {list(n_keep)}."
         )
+    kept = [0] * len(cache.held)
+    for place, n in zip(cache.places, n_keep, strict=True):
+        kept[place] = n
     for entry in cache.entries:
-        entry.keep(cache.n_open, n_keep)
-    cache.offsets = [o + n for o, n in zip(cache.offsets, n_keep, strict=True)]
+        entry.keep(cache.n_open, kept)
+    cache.held = [held + n for held, n in zip(cache.held, kept, strict=True)]
     cache.n_open = 0
 
 

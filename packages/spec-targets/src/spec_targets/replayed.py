@@ -160,7 +160,7 @@ class HeldTogether:
     @property
     def n_held(self) -> int:
         """See `Held`."""
-        return max(self._cache.offsets)
+        return max(self._cache.held)
 
     def least_keys(self, kernels: Installed, n_new: int) -> int | None:
         """See `Held`."""
@@ -168,7 +168,7 @@ class HeldTogether:
 
     def capacities(self) -> set[int] | None:
         """See `Held`."""
-        if any(entry.used != self._cache.offsets for entry in self._entries):
+        if any(entry.used != self._cache.held for entry in self._entries):
             return None
         return {entry.capacity for entry in self._entries}
 
@@ -179,7 +179,7 @@ class HeldTogether:
 
     def inputs(self) -> list[mx.array]:
         """See `Held`; the beginnings are (B,)."""
-        begin = mx.array(self._cache.offsets, mx.int32)
+        begin = mx.array(self._cache.held, mx.int32)
         return [begin, *self._buffers()]
 
     @property
@@ -193,12 +193,12 @@ class HeldTogether:
 
     def newest(self, n_new: int) -> list[mx.array]:
         """See `Held`."""
-        index = Places(n_new, self._cache.offsets).columns(self._cache.offsets)[:, None, :, None]
+        index = Places(n_new, self._cache.held).columns(self._cache.held)[:, None, :, None]
         return [mx.take_along_axis(array, index, axis=2) for array in self._buffers()]
 
     def write(self, rows: Sequence[mx.array], n_new: int) -> None:
         """See `Held`; leaves the blocks open."""
-        places, at = Places(n_new, self._cache.offsets, whole=True), iter(rows)
+        places, at = Places(n_new, self._cache.held, whole=True), iter(rows)
         for entry in self._entries:
             entry.prepare(places)
             entry.write([next(at), next(at)])
@@ -251,6 +251,11 @@ class WholeRows:
             if not was_open:  # a trial that broke off after its forward had opened the blocks
                 cache.n_open = 0
             raise
+
+    @property
+    def pads(self) -> bool:
+        """Whether each number of sequences is another shape to the device."""
+        return self.serves and self._kernels.reads_ragged(1)
 
     def _padded(self, blocks: mx.array) -> mx.array:
         """Blocks of one of few widths, as each shape costs the device a start of its own.
