@@ -286,6 +286,8 @@ class CrowdCap:
             if curve is not None:  # which counts for as much as one round
                 mean = self._widths[near].drift.mean if near is not None else 0.0
                 known.drift = _Ratio(mean, 1.0)
+            if near is not None:  # what lost there has hardly a better chance here
+                known.held, known.hold = self._widths[near].held, self._widths[near].hold
             self._widths[width] = known
         return known
 
