@@ -18,6 +18,13 @@ from .checkpoints import HIDDEN, VOCAB, TinyTarget, write
 from .flash_layouts import FLASH2_LAYOUTS, FLASH_LAYOUTS
 from .layouts import LAYOUTS
 
+
+@pytest.fixture(params=[False, True], ids=["", "padded"])
+def padded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without what is done where each shape costs a start: drafts stay the same."""
+    monkeypatch.setattr("spec_drafters._layers.plans_by_length", lambda: request.param)
+
+
 FAMILIES: list[tuple[Any, Any]] = [
     *((DSparkDrafter, layout) for layout in LAYOUTS.values()),
     *((DFlashDrafter, layout) for layout in FLASH_LAYOUTS.values()),
@@ -72,6 +79,7 @@ def rounds(drafters: list[Any], rng: np.random.Generator, n: int = 3) -> None:
             feed(drafter, 1 + (at + i) % 4, rng)
 
 
+@pytest.mark.usefixtures("padded")
 @pytest.mark.parametrize(("family", "layout"), FAMILIES, ids=NAMES)
 def test_forks_draft_together_what_they_draft_alone(
     family: Any, layout: Any, tmp_path: Path
@@ -99,6 +107,7 @@ def check_contexts(ones: list[Any], others: list[Any]) -> None:
                 assert mine is None or mx.allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("padded")
 @pytest.mark.parametrize(("family", "layout"), FAMILIES, ids=NAMES)
 def test_forks_observe_together_what_they_observe_alone(
     family: Any, layout: Any, tmp_path: Path

@@ -14,6 +14,7 @@ from spec_drafters._blocks import BlockBody, check_fit
 from spec_drafters._checkpoint import Checkpoint, open_checkpoint, read_head
 from spec_drafters._context import BodyState, ContextBody
 from spec_drafters._head import Family
+from spec_drafters._layers import rows_to_compute
 from spec_drafters._vocab import OutputHead
 from spec_drafters._weights import WeightReport, Weights
 
@@ -136,12 +137,13 @@ class BlockDrafter(ContextDrafter):
         depends on no later slot, unless the head looks both ways and the width is fixed anyway.
         """
         caps = [min(ask.cap, self.max_draft) for ask in asks]
-        bodies = [cast(Self, ask.drafter)._body for ask in asks]
-        anchors = [ask.anchor for ask in asks]
+        every = [*asks, *[asks[-1]] * (rows_to_compute(len(asks)) - len(asks))]
+        bodies = [cast(Self, ask.drafter)._body for ask in every]
+        anchors = [ask.anchor for ask in every]
         n_drafts, first = max(caps), self.head.logits_start
         n_rows = self._n_rows(n_drafts)
         rows = self._body.hidden_together(bodies, anchors, n_rows)
-        rows = rows.reshape(len(asks), n_rows, -1)[:, first : first + n_drafts]  # (R, K, H)
+        rows = rows.reshape(len(every), n_rows, -1)[:, first : first + n_drafts]  # (R, K, H)
         hidden = rows.swapaxes(0, 1).flatten(0, 1)  # (K * R, H), slot by slot
         tokens, confidence = self._greedy_rows(anchors, hidden)
         tokens = tokens.reshape(n_drafts, -1).T  # (R, K)

@@ -26,6 +26,7 @@ from spec_drafters._layers import (
     gated_mlp,
     layer_step,
     load_layers,
+    rows_to_compute,
     split_kv,
     value_rows,
 )
@@ -120,12 +121,15 @@ class BlockBody(ContextBody):
             taps: For each the taps of its rows, as `observe` takes them.
         """
         sizes = [one[0].shape[0] for one in taps]
-        keys, values = self._projected(
-            mx.concatenate([mx.concatenate(one, axis=-1) for one in taps])
-        )
+        n_rows = sum(sizes)
+        rows = mx.concatenate([mx.concatenate(one, axis=-1) for one in taps])
+        spare = rows_to_compute(n_rows) - n_rows
+        if spare:
+            rows = mx.pad(rows, [(0, spare), (0, 0)])
+        keys, values = (x[:n_rows] for x in self._projected(rows))
         firsts = [one.n_rows for one in bodies]
-        rows_of = zip(firsts, sizes, strict=True)
-        positions = [first + i for first, size in rows_of for i in range(size)]
+        begun = zip(firsts, sizes, strict=True)
+        positions = [first + i for first, size in begun for i in range(size)]
         shape = keys.shape  # (M, L, n_kv, hd)
         keys = self._rotation(keys.flatten(1, 2)[:, :, None], mx.array(positions, mx.int32))
         keys = keys.reshape(shape)

@@ -279,6 +279,11 @@ def plans_by_length() -> bool:
     return mx.default_device() == mx.gpu and not mx.metal.is_available()
 
 
+def rows_to_compute(n: int) -> int:
+    """Rows to compute where `n` are wanted: on CUDA, where a shape that is new costs a start."""
+    return 1 << (n - 1).bit_length() if plans_by_length() else n
+
+
 def gated_mlp(gate_up: Matrix, down: Matrix, normed: mx.array, *, gemma: bool) -> mx.array:
     """The gated MLP, with silu or gemma's gelu: (B, H) -> (B, H)."""
     gate, up = mx.split(gate_up(normed), 2, axis=-1)
