@@ -170,3 +170,46 @@ def test_a_drafter_that_cannot_take_in_what_it_missed_fails_alone():
     for i in (0, 2):
         assert got[i] == ids_of(generate(Pair(target), [1 + i, 2], max_tokens=25, stop_ids=()))
     assert mx.array(got[0]).size == 25
+
+
+class Bound(Turns):
+    """May go as far as three."""
+
+    most = 3
+
+
+class Once(Crowd):
+    """Lets three be drafted in its first round alone."""
+
+    def cap(self, width):
+        self.left -= 1
+        return 3 if self.left >= 0 else 0
+
+
+class Falling(ToyBatchTarget):
+    """Its first shared forward of blocks breaks off."""
+
+    fell = False
+
+    def verify_rows(self, blocks, cache, *, taps=()):
+        if blocks.shape[1] > 1 and not self.fell:
+            self.fell = True
+            raise RuntimeError("no memory")
+        return super().verify_rows(blocks, cache, taps=taps)
+
+
+def test_what_follows_a_draft_whose_round_broke_off_is_shown_by_itself():
+    """A drafter counts the rows that come after its draft as what was accepted of it."""
+    target, drafters = Falling(), [Watched(taps=(1,)) for _ in range(2)]
+    batch = Batch(target, crowd=Once(1))
+    for i, drafter in enumerate(drafters):
+        given = {"max_tokens": 30, "stop_ids": (), "cap": Bound(0)}
+        batch.add(Pair(target, drafter), [1 + i, 2], **given)
+    while batch.rows:
+        for row, round_ in batch.step():
+            if round_.finish_reason:
+                batch.remove(row)
+    assert target.fell
+    for drafter in drafters:
+        assert len(drafter.known) == 1  # asked once, in vain
+        assert drafter.calls[:3] == [2, 1, 28]

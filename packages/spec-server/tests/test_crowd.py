@@ -200,6 +200,27 @@ def test_what_a_device_compiles_for_new_sizes_is_paid_from_an_allowance(first_s)
     assert tokens / seconds > (1.3 if first_s < 0.1 else 1.05)
 
 
+@pytest.mark.parametrize(("n_slow", "most"), [(1, 250), (3, 700)])
+def test_slow_plain_rounds_at_first_do_not_let_drafts_that_never_pay_go_on(n_slow, most):
+    crowd, machine = CrowdCap(MOST, curves(dear)), Machine(dear, plain, accept=0.7, seed=1)
+    machine.plain_s = lambda width: plain(width) * (100 if len(machine.caps) < n_slow else 1)
+    for _ in range(2000):
+        machine.round(crowd, 8)
+    assert sum(cap > 0 for cap in machine.caps) < most and not any(machine.caps[-500:])
+
+
+def test_first_blocks_that_took_long_do_not_close_other_sizes_for_good():
+    crowd = CrowdCap(MOST, curves(free))
+    for width in (8, 3):
+        machine = Machine(free, plain, accept=0.7, seed=width)
+        machine.verify_s = lambda w, b, m=machine: (
+            free(w, b) + 0.2 * (w == 8 and sum(cap > 0 for cap in m.caps) < 3)
+        )
+        for _ in range(6000):
+            machine.round(crowd, width)
+        assert sum(cap > 0 for cap in machine.caps[-500:]) > 450
+
+
 def test_widths_are_apart_and_odd_figures_do_no_harm():
     crowd, machine = CrowdCap(MOST), Machine(free, plain, accept=0.9)
     for _ in range(50):

@@ -491,3 +491,19 @@ def test_a_batch_meets_few_widths_and_what_pads_a_block_is_never_kept(serve):
         padded.commit_rows(batch, [n, n - 1])
         assert batch.offsets == [cache.offset for cache in alone]
     assert widths == [4, 8, 8, 8, 8, 1, 2]
+
+
+def test_a_row_that_is_selected_twice_goes_on_as_two(serve):
+    target = serve("llama", graphs=False)
+    caches = [target.make_cache() for _ in range(2)]
+    for cache in caches:
+        target.prefill([1, 2, 3], cache)
+    batch = target.select(target.join(caches), [0, 0])
+    blocks = mx.array([[4, 5], [6, 7]], mx.int32)
+    logits = target.verify_rows(blocks, batch).logits
+    target.commit_rows(batch, [2, 1])
+    assert batch.offsets == [5, 4]
+    for block, got in zip(blocks, logits, strict=True):
+        alone = target.make_cache()
+        target.prefill([1, 2, 3], alone)
+        assert mx.allclose(got, target.verify(block, alone).logits, rtol=1e-4, atol=1e-4)

@@ -97,11 +97,10 @@ class Run:
         self.drafter = request.pair.drafter
         self.taps = self.drafter.taps if self.drafter is not None else ()
         self.max_draft = request.pair.max_draft
-        if self.drafter is None or cap is None:
-            cap = FixedCap(self.max_draft)
-        self.cap = cap
+        self.cap = FixedCap(self.max_draft) if self.drafter is None or cap is None else cap
         self.asked: int | None = None  # what the cap said for the next round
         self.unseen = Unseen()  # rows that the drafter is shown before it drafts
+        self.has_drafted = False  # the drafter, also in a round that broke off, since the last one
         self.is_new = cache is None  # a sequence that the drafter has not begun
         self.cache = cache if cache is not None else self.target.make_cache()
         self.with_logits = with_logits
@@ -210,6 +209,7 @@ class Run:
         """What the drafter is asked in this round; takes the round's key."""
         assert self.drafter is not None
         self.unseen.show()
+        self.has_drafted = True
         return DraftAsk(self.drafter, self.anchor, cap, self.request.sampling, self.next_key())
 
     def checked(self, ask: DraftAsk, draft: Draft) -> Draft:
@@ -339,10 +339,10 @@ class Run:
         self, step: Forwarded, outcome: Outcome, kind: RoundKind, cap: int, kept: Observation | None
     ) -> Round:
         """After the commit: show the drafter what it is to see, count, make the round."""
-        tokens, drafts = outcome.tokens, outcome.drafts
-        n_keep = len(tokens)
+        tokens, drafts, n_keep = outcome.tokens, outcome.drafts, len(outcome.tokens)
         if kept is not None:  # a sampled row's drafter sees what it sees alone, to the bit
-            self.unseen.add(kept, wait=not cap and self.request.sampling.greedy)
+            self.unseen.add(kept, wait=not self.has_drafted and self.request.sampling.greedy)
+        self.has_drafted = False
         if self.guide is not None:
             self.guide.advance(tokens)
         if self.seen is not None and drafts:

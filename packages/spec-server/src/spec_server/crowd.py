@@ -49,12 +49,12 @@ _NEW = 3  # blocks of a size that a device may compile something for
 _NEW_S = 0.02  # what each of them is taken to cost beside its round, until some have come
 _NEW_ALLOWANCE = 0.3  # seconds for new sizes at first; then a share of the time as above
 _LEAST_S = 1e-9  # what a round is expected to take is divided by
-_STRAY = math.log(1.5)  # one round moves an average as if it were at most this far off
+_STRAY = math.log(1.5)  # one slow round raises an average as if it were at most this far off
 
 
 @dataclass(slots=True)
 class _Ratio:
-    """A logarithm that is averaged and forgets; one stray value moves it little."""
+    """A logarithm that is averaged and forgets; one value that is far too high moves it little."""
 
     mean: float = 0.0
     weight: float = 0.0
@@ -65,7 +65,7 @@ class _Ratio:
             self.mean = value
         self.weight = min(self.weight + 1.0, _MOST)
         pace = max(1.0 / self.weight, _PACE)
-        self.mean += pace * max(-_STRAY, min(_STRAY, off))
+        self.mean += pace * min(_STRAY, off)
 
 
 class _Accepted:
@@ -237,7 +237,7 @@ class CrowdCap:
             return
         known = self._known(width)
         saved = self._saved_for_new_s + _ALLOWANCE * seconds
-        self._saved_for_new_s = min(saved, _NEW_ALLOWANCE)
+        self._saved_for_new_s = min(saved, max(_NEW_ALLOWANCE, _NEW * self._new_s))
         if cap and known.curve is not None and self._met[_kind(width, cap)] <= _NEW:
             self._learn_new(seconds - known.block_s(1 + cap))
             return
@@ -342,6 +342,7 @@ class CrowdCap:
 
     def _plain_is_due(self, known: _Width, speedup: float) -> bool:
         """True when drafting should be held against plain rounds again."""
+        speedup = min(speedup, 1.0 + self._most)  # more would be a stray plain round's
         if known.since_plain < known.plain_after * max(1.0, (speedup - 1.0) / 0.25):
             return False
         known.plain_trial = _PLAIN_TRIAL

@@ -102,7 +102,7 @@ def select(cache: BatchCache, rows: Sequence[int]) -> BatchCache:
     """The batch cache cut to some rows, in this order."""
     places = [cache.places[row] for row in rows]
     n_places = _padded(len(places)) if cache.padded else len(places)
-    if cache.padded and n_places == len(cache.held):
+    if cache.padded and n_places == len(cache.held) and len(set(places)) == len(places):
         cache.places = places
         return cache
     _move(cache, [*places, *[places[0]] * (n_places - len(places))])
