@@ -213,3 +213,31 @@ def test_what_follows_a_draft_whose_round_broke_off_is_shown_by_itself():
     for drafter in drafters:
         assert len(drafter.known) == 1  # asked once, in vain
         assert drafter.calls[:3] == [2, 1, 28]
+
+
+@pytest.mark.parametrize(
+    ("ways", "heard"), [((True,), True), ((False,), True), ((True, False), False)]
+)
+def test_a_crowd_hears_of_no_round_that_only_fills_or_empties_the_pipeline(
+    ways, heard, monkeypatch
+):
+    """Such rounds take twice as long as others, or no time at all."""
+    n, told = [0], []
+
+    def pays(self, width):
+        n[0] += 1
+        return ways[n[0] % len(ways)]
+
+    class Listening(Crowd):
+        def observe(self, width, cap, rounds, seconds):
+            told.append(cap)
+
+    monkeypatch.setattr("spec_core.shared.Ahead.pays", pays)
+    target, lender = ToyBatchTarget(), Lender(Seeing())
+    batch = Batch(target, crowd=Listening(10**6))
+    for i in range(2):
+        given = {"max_tokens": 20, "stop_ids": (), "cap": FixedCap(3), "tag": i}
+        batch.add(Pair(target, lender.lend()), [1 + i, 2], **given)
+    for _ in range(12):
+        batch.step()
+    assert bool(told) == heard and not any(told)

@@ -343,7 +343,7 @@ class Shared:
             self._ahead.observe(len(ids), way, self._mark.at - last.at)
         if self._crowd is None or flight.allowed is None:
             return
-        if flight.plain and not last.plain:  # it also filled the pipeline
+        if flight.plain and (not last.plain or ahead is None):  # it filled or emptied the pipeline
             return
         rounds = [one for _, one in outcomes if isinstance(one, Round)]
         self._crowd.observe(len(ids), flight.allowed, rounds, self._mark.at - last.at)
