@@ -4,7 +4,7 @@
     uv run benchmarks/exact.py --model FOLDER --drafter FOLDER --price --prompts 8
 
 The first form loads the target with exact=True, decodes every prompt plainly, with lookup and with
-the drafter, each draft as long as it gets, and exits 1 when any ids differ. `--part I/N` takes
+the drafter, up to 15 tokens a draft, and exits 1 when any ids differ. `--part I/N` takes
 every N-th prompt, so that several processes can share the work. The second form tells what
 exactness costs: tokens per second with and without it, in turn.
 """
