@@ -47,3 +47,8 @@ def test_without_loaders_the_message_names_what_is_missing(monkeypatch):
     monkeypatch.setattr(registry, "entry_points", lambda group: ())
     with pytest.raises(LoadError, match='No loader "target". Installed: none.'):
         load_pair("folder")
+
+
+def test_a_pair_has_the_taps_of_its_drafter():
+    assert Pair(ToyTarget(), ToyDrafter(taps=(1, 3))).taps == (1, 3)
+    assert Pair(ToyTarget()).taps == ()

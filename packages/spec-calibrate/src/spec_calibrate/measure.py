@@ -92,7 +92,7 @@ class _Measurement:
         self.pair, self.clock, self.budget_s = pair, clock, budget_s
         own = pair.max_draft
         self.max_draft = own if max_draft is None else min(max_draft, own)
-        self.taps = pair.drafter.taps if pair.drafter is not None else ()
+        self.taps = pair.taps
         self.prompts = [list(p) for p in prompts] if prompts else self.own_prompts()
         self.rng = random.Random(0)
         self.began = clock()

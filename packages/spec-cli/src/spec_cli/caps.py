@@ -89,7 +89,7 @@ def row_costs(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> An
     return RowCurves(
         pair.target,
         pair.max_draft + 1,
-        taps=pair.drafter.taps if pair.drafter is not None else (),
+        taps=pair.taps,
         key=key_of(opened, pair, options),
         store=store(),
     )

@@ -25,10 +25,10 @@ def drafts_of(runs: Sequence[Run], caps: Sequence[int]) -> list[Draft | Exceptio
     """
     drafts: list[Draft | Exception] = [NO_DRAFTS] * len(runs)
     asked = [at for at, cap in enumerate(caps) if cap]
-    for at, error in _catch_up(runs, asked).items():
+    failed = _catch_up(runs, asked)
+    for at, error in failed.items():
         drafts[at] = error
-    sound = [at for at in asked if drafts[at] is NO_DRAFTS]
-    asks = {at: runs[at].ask(caps[at]) for at in sound}
+    asks = {at: runs[at].ask(caps[at]) for at in asked if at not in failed}
     joint: dict[int, Draft] = {}
     for group in _by_kin({at: ask for at, ask in asks.items() if ask.sampling.greedy}):
         joint |= _together(runs, group)

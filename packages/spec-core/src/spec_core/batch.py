@@ -142,7 +142,7 @@ class Batch:
         if row.lost:
             return None
         if row in self._shared.rows:
-            row.run.cache = self._shared.leave(row, keep=keep)
+            self._shared.leave(row, keep=keep)
         for place in (self._waiting, self._running):
             if row in place:
                 place.remove(row)

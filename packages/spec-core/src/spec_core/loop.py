@@ -95,7 +95,7 @@ class Run:
         self.request = request
         self.target = request.pair.target
         self.drafter = request.pair.drafter
-        self.taps = self.drafter.taps if self.drafter is not None else ()
+        self.taps = request.pair.taps
         self.max_draft = request.pair.max_draft
         self.cap = FixedCap(self.max_draft) if self.drafter is None or cap is None else cap
         self.asked: int | None = None  # what the cap said for the next round

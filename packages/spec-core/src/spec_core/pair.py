@@ -32,6 +32,11 @@ class Pair:
         return most if self.max_block is None else min(most, self.max_block - 1)
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers that the drafter reads; none without one."""
+        return self.drafter.taps if self.drafter is not None else ()
+
+    @property
     def max_block(self) -> int | None:
         """Most rows that the target verifies at once, which it says in a member of this name.
 

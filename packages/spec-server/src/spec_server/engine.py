@@ -365,8 +365,7 @@ def _crowd_of(served: Served) -> CrowdCap:
     most = served.pair.max_draft
     if most == 0:
         return CrowdCap(0)
-    taps = served.pair.drafter.taps if served.pair.drafter is not None else ()
-    costs = served.row_costs or RowCurves(served.pair.target, most + 1, taps=taps)
+    costs = served.row_costs or RowCurves(served.pair.target, most + 1, taps=served.pair.taps)
     cap = served.make_cap(None)
     if not isinstance(cap, CapController):
         return CrowdCap(most, costs)

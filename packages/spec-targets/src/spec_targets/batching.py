@@ -101,12 +101,12 @@ def join(caches: Sequence[Any], *, padded: bool = False) -> BatchCache:
 def select(cache: BatchCache, rows: Sequence[int]) -> BatchCache:
     """The batch cache cut to some rows, in this order."""
     places = [cache.places[row] for row in rows]
-    n_places = _padded(len(places)) if cache.padded else len(places)
+    n_places = power_of_two(len(places)) if cache.padded else len(places)
     if cache.padded and n_places == len(cache.held) and len(set(places)) == len(places):
         cache.places = places
         return cache
     _move(cache, [*places, *[places[0]] * (n_places - len(places))])
-    cache.places = list(range(len(places)))
+    del cache.places[len(places) :]
     return cache
 
 
@@ -119,7 +119,8 @@ def _move(cache: BatchCache, places: Sequence[int]) -> None:
     cache.places = list(range(len(places)))
 
 
-def _padded(n: int) -> int:
+def power_of_two(n: int) -> int:
+    """The least one that is no less than `n`, at least 1."""
     return 1 << (n - 1).bit_length()
 
 

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import KVCache
 
 from spec_core import TargetOutput
 from spec_kernels import Installed, KernelError
-from spec_targets.batching import BatchCache, can_read_whole, verify_rows
+from spec_targets.batching import BatchCache, can_read_whole, power_of_two, verify_rows
 from spec_targets.forward import Forward
 from spec_targets.ragged import Places
 
@@ -263,7 +263,7 @@ class WholeRows:
         What lies behind a block's end is never kept.
         """
         n_rows = blocks.shape[1]
-        wide = 1 << (n_rows - 1).bit_length()
+        wide = power_of_two(n_rows)
         if wide == n_rows or not self._kernels.reads_ragged(wide):
             return blocks
         return mx.pad(blocks, [(0, 0), (0, wide - n_rows)])
