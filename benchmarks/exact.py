@@ -4,9 +4,9 @@
     uv run benchmarks/exact.py --model FOLDER --drafter FOLDER --price --prompts 8
 
 The first form loads the target with exact=True, decodes every prompt plainly, with lookup and with
-the drafter, up to 15 tokens a draft, and exits 1 when any ids differ. `--part I/N` takes
-every N-th prompt, so that several processes can share the work. The second form tells what
-exactness costs: tokens per second with and without it, in turn.
+the drafter, with the longest drafts that a round may verify, and exits 1 when any ids differ.
+`--part I/N` takes every N-th prompt, so that several processes can share the work. The second form
+tells what exactness costs: tokens per second with and without it, in turn.
 """
 
 import argparse
@@ -48,8 +48,7 @@ def prompts(n: int) -> list[str]:
 def decode(pair: Pair, ids: list[int], n: int) -> tuple[list[int], StatsMeter]:
     """Ids of one answer, and its figures."""
     meter, tokens = StatsMeter(), []
-    cap = FixedCap(min(pair.drafter.max_draft, 15)) if pair.drafter else None
-    for round_ in generate(pair, ids, max_tokens=n, cap=cap):
+    for round_ in generate(pair, ids, max_tokens=n, cap=FixedCap(pair.max_draft)):
         meter.add(round_)
         tokens += round_.tokens
     return tokens, meter
