@@ -100,13 +100,20 @@ def test_the_kernels_can_be_chosen(spec, tiny_folder, choice, monkeypatch):
     assert asked == [choice]
 
 
-def test_room_is_made_for_graphs_of_every_block_width(monkeypatch):
-    monkeypatch.delenv("MLX_CUDA_GRAPH_CACHE_SIZE", raising=False)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MLX_CUDA_GRAPH_CACHE_SIZE", "2000"),
+        ("MLX_ENABLE_CACHE_THRASHING_CHECK", "0"),  # it would end a server that lives long
+    ],
+)
+def test_room_is_made_for_graphs_of_every_block_width(monkeypatch, name, value):
+    monkeypatch.delenv(name, raising=False)
     env.prepare_mlx()
-    assert env.os.environ["MLX_CUDA_GRAPH_CACHE_SIZE"] == "2000"
-    monkeypatch.setenv("MLX_CUDA_GRAPH_CACHE_SIZE", "123")
+    assert env.os.environ[name] == value
+    monkeypatch.setenv(name, "123")
     env.prepare_mlx()
-    assert env.os.environ["MLX_CUDA_GRAPH_CACHE_SIZE"] == "123"
+    assert env.os.environ[name] == "123"
 
 
 def test_compiled_kernels_outlive_a_restart_and_lie_by_mlx_version(monkeypatch, tmp_path):

@@ -10,11 +10,14 @@ import platformdirs
 def prepare_mlx() -> None:
     """What MLX's CUDA backend must know before it starts.
 
-    Room for the graphs of blocks of every width: it keeps one graph per topology and gives up
-    ("Cache thrashing") once twice its capacity of them had to be made. And a folder for compiled
-    kernels that outlives the next start of the machine, as the temporary folder does not.
+    Room for the graphs of blocks of every width: it keeps one graph per topology. It may make as
+    many as it likes: its check counts them over the whole life of a process, and once there were
+    twice as many as there is room for, each further one would fail ("Cache thrashing"). And a
+    folder for compiled kernels that outlives the next start of the machine, as the temporary
+    folder does not.
     """
     os.environ.setdefault("MLX_CUDA_GRAPH_CACHE_SIZE", "2000")
+    os.environ.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")
     os.environ.setdefault("MLX_PTX_CACHE_DIR", str(cuda_modules()))
 
 
