@@ -96,6 +96,44 @@ def test_every_request_of_a_mixed_crowd_equals_its_solo_run(load_tiny, max_batch
             assert widths == []
 
 
+class Pads:
+    """Stands in for kernels of a device that pads batches, and forwards nothing itself."""
+
+    pads = serves = True
+
+    def __call__(self, blocks, cache, taps):
+        return None
+
+
+def test_requests_whose_prompts_went_through_one_forward_equal_their_solo_runs(load_tiny):
+    joint = []
+
+    def wrap(target):
+        target._whole, own = Pads(), target.prefill_rows
+
+        def prefill_rows(prompts, caches, *, taps=()):
+            joint.append(len(prompts))
+            return own(prompts, caches, taps=taps)
+
+        target.prefill_rows = prefill_rows
+        return target
+
+    with Server(load_tiny(wrap=wrap), Settings(port=0, max_batch=8, prefix_bytes=0)) as server:
+        alone = [outcome(httpx.post(f"{server.url}{CHAT}", json=mixed(i))) for i in range(16)]
+        assert joint == []
+
+        async def crowd():
+            async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+                return await asyncio.gather(*(client.post(CHAT, json=mixed(i)) for i in range(16)))
+
+        for i, answer in enumerate(asyncio.run(crowd())):
+            text, ids, reason, logprobs = outcome(answer)
+            assert (text, ids, reason) == alone[i][:3], i
+            pairs = zip(logprobs, alone[i][3], strict=True)
+            assert all(abs(a - b) < 1e-3 for a, b in pairs), i
+        assert joint and min(joint) >= 2
+
+
 def test_a_seeded_request_is_constant_beside_unseeded_ones(load_tiny):
     with Server(load_tiny(), Settings(port=0)) as server:
         seeded = {**mixed(1), "max_tokens": 30}

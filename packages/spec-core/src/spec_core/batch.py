@@ -3,10 +3,12 @@
 A row is one request with its own settings, randomness, drafter context and stops; what it emits is
 what `generate` would emit for it alone. Rows share one verify when the target can batch (`shared`);
 the accept rule, the settings and the bookkeeping of a row are those of the loop. A single row takes
-the loop's own path. Plain steps are pipelined either way. Prompts are forwarded alone, so many
-tokens a step that running rows go on meanwhile. Knows nothing about queues, threads or texts.
+the loop's own path. Plain steps are pipelined either way. Prompts are forwarded one by one, short
+ones together where the target says that it pays, and so many tokens a step that running rows go on
+meanwhile. Knows nothing about queues, threads or texts.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,11 +18,11 @@ from spec_core.errors import StateError
 from spec_core.guide import Guide
 from spec_core.loop import Run
 from spec_core.pair import Pair
-from spec_core.protocols import BatchTarget, Cap, Crowd
-from spec_core.request import Request
+from spec_core.protocols import BatchTarget, Cap, Crowd, PromptsTogether
+from spec_core.request import Request, WholePrompt
 from spec_core.sampling import Sampling
 from spec_core.shared import Outcomes, Row, RowCache, Shared
-from spec_core.types import Round
+from spec_core.types import Round, TargetOutput
 
 _PROMPTS = 512  # tokens of several prompts in one step: short ones join together
 
@@ -38,6 +40,7 @@ class Batch:
     """
 
     def __init__(self, target: Any, *, share: bool = True, crowd: Crowd | None = None) -> None:
+        self._target = target
         self._crowd = crowd
         self.refusal = _refusal(target) if share else "batching is switched off"
         self._waiting: list[Row] = []  # prompts not forwarded yet, first come first
@@ -146,7 +149,7 @@ class Batch:
         for place in (self._waiting, self._running):
             if row in place:
                 place.remove(row)
-        row.solo = row.prefilling = None
+        row.solo = row.prefilling = row.run.forwarded = None
         if not keep or row.run.cache is None:
             return None
         try:
@@ -167,9 +170,44 @@ class Batch:
             start = row.run.cache.offset
             if n_tokens and n_tokens + min(len(row.run.request.prompt) - start, most) > most:
                 break
+            if n_tokens == 0:
+                self._forward_together(most)
             outcomes += self._prefill(row)
             n_tokens += max(row.run.cache.offset - start, 1)
         return outcomes
+
+    def _forward_together(self, most: int) -> None:
+        """Forward the short ones among the first `most` tokens that wait, if there are several.
+
+        Each row takes in what is its own when its turn comes.
+        """
+        target = self._target
+        if len(self._waiting) < 2 or self.refusal is not None:
+            return
+        if not isinstance(target, PromptsTogether):
+            return
+        runs: list[Run] = []
+        longest = target.most_prompt_ids
+        for run in (row.run for row in self._waiting):
+            most -= max(len(run.request.prompt) - run.cache.offset, 1)
+            if most < 0:
+                break
+            if _is_short(run, longest):
+                runs.append(run)
+        if len(runs) < 2:
+            return
+        self._shared.disturb()
+        began = time.perf_counter()
+        taps = sorted({layer for run in runs for layer in run.taps})
+        try:
+            caches = [target.make_cache() for _ in runs]
+            outputs = target.prefill_rows([r.request.prompt for r in runs], caches, taps=taps)
+        except Exception:  # one row's fault, or too little memory: each goes on by itself
+            return
+        took_s = time.perf_counter() - began
+        for run, cache, output in zip(runs, caches, outputs, strict=True):
+            own = tuple(output.taps[taps.index(layer)] for layer in run.taps)
+            run.forwarded = WholePrompt(cache, TargetOutput(output.logits, own), took_s)
 
     def _prefill(self, row: Row) -> Outcomes:
         """One chunk of a prompt."""
@@ -221,6 +259,12 @@ class Batch:
         rows = self._shared.part()
         self._running += rows
         return rows
+
+
+def _is_short(run: Run, most: int) -> bool:
+    """Whether a prompt that nobody has begun to forward may go with others, as one chunk."""
+    new = run.is_new and run.cache.offset == 0 and run.on_prompt_logits is None
+    return new and len(run.request.prompt) <= min(most, run.request.prefill_chunk)
 
 
 def _refusal(target: Any) -> str | None:

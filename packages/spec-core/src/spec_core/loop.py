@@ -21,7 +21,7 @@ from spec_core.guide import Guide
 from spec_core.host import floats_as_ints, host_ints, ints_as_floats
 from spec_core.pair import Pair
 from spec_core.protocols import Cache, Cap, DraftAsk, Observation
-from spec_core.request import Request
+from spec_core.request import Request, WholePrompt
 from spec_core.sampling import Sampling, Seen, count_tokens, penalise, seen_by_row, target_probs
 from spec_core.step import HEADER, NO_DRAFTS, Forwarded, Outcome, Step, check_draft, n_bad_rows
 from spec_core.types import Draft, FinishReason, Round, RoundKind, TargetOutput
@@ -103,6 +103,7 @@ class Run:
         self.has_drafted = False  # the drafter, also in a round that broke off, since the last one
         self.is_new = cache is None  # a sequence that the drafter has not begun
         self.cache = cache if cache is not None else self.target.make_cache()
+        self.forwarded: WholePrompt | None = None  # with others' prompts, and not taken in yet
         self.with_logits = with_logits
         self.guide = guide
         self.on_prompt_logits = on_prompt_logits
@@ -115,9 +116,8 @@ class Run:
         self.keys = random.Random(request.sampling.seed)
         self.seen: Seen | None = None
         if request.sampling.penalised:
-            vocab = self.target.vocab_size
-            counts = count_tokens(mx.array(request.prompt, mx.int32), vocab)
-            self.seen = Seen(prompt=counts, answer=mx.zeros((vocab,)))
+            counts = count_tokens(mx.array(request.prompt, mx.int32), self.target.vocab_size)
+            self.seen = Seen(prompt=counts, answer=mx.zeros_like(counts))
 
     # -- the rounds ------------------------------------------------------------------------------
 
@@ -186,6 +186,10 @@ class Run:
 
     def forward_prompt(self, chunk: list[int]) -> TargetOutput:
         """One chunk of the prompt; logits of its last row, and of all rows to whoever asked."""
+        if self.forwarded is not None:
+            done, self.forwarded = self.forwarded, None
+            self.cache, self.since = done.cache, self.since - done.elapsed_s
+            return done.output
         if self.on_prompt_logits is None:
             return self.target.prefill(chunk, self.cache, taps=self.taps)
         start = self.cache.offset
@@ -196,17 +200,13 @@ class Run:
 
     def one_round(self, cap: int) -> Iterator[Round]:
         """Draft, verify, accept, commit. Without a draft this is a plain step."""
-        draft = self.propose(cap)
+        ask = self.ask(cap)
+        draft = self.checked(ask, ask.alone())
         step = self.enqueue(mx.array([self.anchor], mx.int32), draft)
         yield self.finish(step, "verify" if draft.n_drafted else "plain", cap=cap)
 
-    def propose(self, cap: int) -> Draft:
-        """Ask the drafter for at most `cap` tokens, at least 1."""
-        ask = self.ask(cap)
-        return self.checked(ask, ask.alone())
-
     def ask(self, cap: int) -> DraftAsk:
-        """What the drafter is asked in this round; takes the round's key."""
+        """What the drafter is asked in this round, at least 1 token; takes the round's key."""
         assert self.drafter is not None
         self.unseen.show()
         self.has_drafted = True

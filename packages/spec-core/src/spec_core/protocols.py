@@ -8,11 +8,11 @@ serves many sequences. A drafter serves one sequence at a time.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from inspect import getattr_static
 from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
 
+from spec_core.by_name import ByName
 from spec_core.sampling import Sampling
 from spec_core.types import Draft, Round, TargetOutput
 
@@ -36,21 +36,8 @@ class Cache(Protocol):
         ...
 
 
-class _ByName(type(Protocol)):
-    """`isinstance` looks members up by name, as from Python 3.12 on.
-
-    Python 3.11 reads them, and to read `exact_refusal` may mean to measure it.
-    """
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        if cls is not Target:
-            return super().__instancecheck__(instance)
-        names = [name for name in vars(cls) if not name.startswith("_")]
-        return all(getattr_static(instance, name, _ByName) is not _ByName for name in names)
-
-
 @runtime_checkable
-class Target(Protocol, metaclass=_ByName):
+class Target(Protocol, metaclass=ByName):
     """The model whose distribution is reproduced exactly."""
 
     @property
@@ -367,6 +354,28 @@ class BatchTarget(Protocol):
 
     def commit_rows(self, cache: Any, n_keep: Sequence[int]) -> None:
         """Close the blocks; of row b keep the first `n_keep[b]` positions, 0..T."""
+        ...
+
+
+@runtime_checkable
+class PromptsTogether(Protocol):
+    """A target that forwards short prompts of several sequences at once; optional.
+
+    Asked only where rows can share forwards anyway: see `BatchTarget`.
+    """
+
+    @property
+    def most_prompt_ids(self) -> int:
+        """Most ids of a prompt that is forwarded with others; 0 where that does not pay."""
+        ...
+
+    def prefill_rows(
+        self, prompts: Sequence[Sequence[int]], caches: Sequence[Any], *, taps: Sequence[int] = ()
+    ) -> list[TargetOutput]:
+        """What `prefill` of each whole prompt on its own new cache gives, up to rounding.
+
+        When it raises, the caches are dropped.
+        """
         ...
 
 

@@ -1,12 +1,18 @@
-"""A checked request: what to continue, how to draw, when to end. Knows nothing about rounds."""
+"""A checked request: what to continue, how to draw, when to end; and its prompt, once forwarded.
+
+Knows nothing about rounds.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import index
 
 from spec_core.errors import SpecError
 from spec_core.pair import Pair
+from spec_core.protocols import Cache
 from spec_core.sampling import Sampling
 from spec_core.text import TextStream
+from spec_core.types import TargetOutput
 
 
 class Request:
@@ -74,3 +80,18 @@ def _room(pair: Pair, prompt: list[int]) -> int:
             f"{target.context_length} tokens, got {len(prompt)}. Shorten it."
         )
     return room
+
+
+@dataclass(frozen=True, slots=True)
+class WholePrompt:
+    """A prompt that has been forwarded with others'.
+
+    Attributes:
+        cache: Holds it, and nothing else.
+        output: As from `prefill`.
+        elapsed_s: What the forward took.
+    """
+
+    cache: Cache
+    output: TargetOutput
+    elapsed_s: float

@@ -21,13 +21,13 @@ from spec_targets.batching import BatchCache
 from spec_targets.compiled import CompiledForward
 from spec_targets.exactness import find_inexact_op, find_inexact_width
 from spec_targets.families import Family
-from spec_targets.forward import Forward, Pass
+from spec_targets.forward import Forward, close, tap_refusal
+from spec_targets.prompts import most_prompt_ids, prefill_rows
 from spec_targets.quantised import check_kv_bits, group_size_for, pack_entry, refuse_unreadable
 from spec_targets.replayed import HeldAlone, WholeRows
 from spec_targets.rollback import Rollback, replace_entry, rollback_for
 from spec_targets.single import race_single
 from spec_targets.snapshot import FrozenCache, Rung, freeze_entry, take_rung
-from spec_targets.taps import Trace, first_of
 
 _LARGE = 256  # ids of a chunk whose buffers are given back; new ones cost a CUDA device time
 _PROBE_IDS = (1, 2, 3)
@@ -283,6 +283,31 @@ class MlxTarget:
             self._batch = (refusal,)
         return self._batch[0]
 
+    @property
+    def most_prompt_ids(self) -> int:
+        """Most ids of a prompt that is forwarded with others: none but where batches are padded."""
+        padded = self.batch_refusal is None and self._whole is not None and self._whole.pads
+        return most_prompt_ids(self.make_cache().entries) if padded else 0
+
+    def prefill_rows(
+        self,
+        prompts: Sequence[Sequence[int]],
+        caches: Sequence[TargetCache],
+        *,
+        taps: Sequence[int] = (),
+    ) -> list[TargetOutput]:
+        """Forward whole prompts on new caches; the caches and logits are evaluated.
+
+        Raises:
+            ValueError: a prompt is longer than `most_prompt_ids`, or a cache is not new.
+        """
+        if any(cache.offset or cache.is_open or cache.torn for cache in caches):
+            raise ValueError("[prefill] Prompts forwarded together need new caches.")
+        outputs = prefill_rows(self._forward, prompts, [c.entries for c in caches], taps)
+        for prompt, cache in zip(prompts, caches, strict=True):
+            cache.offset = len(prompt)
+        return outputs
+
     def join(self, caches: Sequence[Any]) -> BatchCache:
         """One batch cache of single and batch caches, rows in order; the parts are consumed."""
         return batching.join(caches, padded=self._whole is not None and self._whole.pads)
@@ -339,49 +364,12 @@ class MlxTarget:
             Why layers cannot be tapped, or None.
         """
         done, trace, final = self._forward.probe(ids, entries)
-        if not _close(done.logits, own):
+        if not close(done.logits, own):
             raise LoadError(
                 f'[targets] Family "{self.model_type}" must reproduce the model\'s own logits on a '
                 "tiny input, and does not. This checkpoint needs another mlx-lm version."
             )
-        return self._tap_refusal(done, trace, final)
-
-    def _tap_refusal(self, done: Pass, trace: Trace, final: mx.array) -> str | None:
-        """Why a drafter may not read taps or use the raw ends, or None.
-
-        The output of every layer must be what enters the next one, that of the last must lead to
-        the backbone's own, and that through the raw head to the model's own arg-maxima (its
-        multiplier and softcap keep the order).
-        """
-        last = self.n_layers - 1
-        for layer, tap in enumerate(done.taps[:-1]):
-            # Not always the first argument: talkie's layers take the embedding before it. And a
-            # stream in copies goes on as copies, of which the tap is the mean.
-            left = (tap, first_of(trace.left[layer])[0])
-            entered = trace.fed[layer + 1]
-            if not any(_same_rows(rows, array) for rows in left for array in entered):
-                return f"the output of layer {layer} is not what enters layer {layer + 1}"
-        if done.taps[last].shape != done.hidden.shape or not _close(final, done.hidden):
-            return f"the output of layer {last} does not lead to the model's own hidden states"
-        raw, own = self.unembed(done.hidden), done.logits
-        if (
-            raw.shape != own.shape
-            or not mx.array_equal(mx.argmax(raw, axis=-1), mx.argmax(own, axis=-1)).item()
-        ):
-            return "the raw head does not lead to the model's own arg-maxima"
-        return None
-
-
-def _same_rows(rows: mx.array, batch: mx.array) -> bool:
-    """Whether rows (T, ..) are the first of a batch (B, T, ..)."""
-    return batch.shape[1:] == rows.shape and _close(rows, batch[0])
-
-
-def _close(got: mx.array, want: mx.array) -> bool:
-    """Equal up to rounding: 1% of the largest value."""
-    got, want = got.astype(mx.float32), want.astype(mx.float32)
-    close = mx.abs(got - want).max() <= 0.01 * mx.abs(want).max()
-    return bool(close.item())  # sync: once, at load
+        return tap_refusal(done, trace, final, self.unembed)
 
 
 def _refuse_torn(cache: TargetCache, where: str) -> None:
