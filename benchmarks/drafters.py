@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from spec_cli.env import kernel_verdicts
+from spec_cli.env import kernel_verdicts, prepare_mlx
 from spec_core import Sampling, TargetOutput
 from spec_drafters import load_drafter
 from spec_targets import load_target
@@ -125,6 +125,7 @@ def target_steps(target: Any, depth: int, widths: list[int], n: int) -> dict[int
 
 def main() -> None:
     """Run the command."""
+    prepare_mlx()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--head", action="append", default=[], help="name=folder")

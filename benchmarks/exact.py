@@ -21,7 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec_cli import opening
-from spec_cli.env import kernel_verdicts
+from spec_cli.env import kernel_verdicts, prepare_mlx
 from spec_core import FixedCap, Pair, StatsMeter, generate
 from spec_drafters import LookupDrafter, load_drafter
 from spec_targets import load_target
@@ -121,6 +121,7 @@ def price(given: argparse.Namespace) -> int:
 
 def main() -> int:
     """The command line."""
+    prepare_mlx()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--drafter", help="folder of a drafter's weights")

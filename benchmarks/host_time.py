@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx_lm.models import llama
 from random_model import WARM_UP, random_target
 
-from spec_cli.env import kernel_verdicts
+from spec_cli.env import kernel_verdicts, prepare_mlx
 from spec_kernels import install, this_device
 from spec_targets import MlxTarget
 
@@ -93,6 +93,7 @@ def measure(targets: dict[str, MlxTarget], rows: int, repeats: int) -> dict[str,
 
 def main() -> None:
     """The command line."""
+    prepare_mlx()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=int, default=25)

@@ -4,11 +4,12 @@
 
 One model is loaded, and served once per mode: "baseline", "lookup", and with --drafter the
 drafter's own. A request is a raw text answered greedily with exactly --tokens tokens; half of the
-texts ask for copies, half do not. In every trial each mode answers the requests one by one, then 4,
-then 8 at once; modes take turns, in another order each trial. "Serial" at concurrency N is the
-first N of the lone requests. Shown are medians, the gain over serial, and the paired gain over the
-baseline at the same concurrency. Each text is held against the baseline's serial one: where two
-logits tie within rounding, a forward of another shape may choose the other token.
+texts ask for copies, half do not. In every trial each mode answers the requests one by one, then
+those of 4 clients, then of 8, who send two each, the second when the first is answered; modes take
+turns, in another order each trial. "Serial" at concurrency N is the first N of the lone requests.
+Shown are medians, the gain over serial, and the paired gain over the baseline at the same
+concurrency. Each text is held against the baseline's serial one: where two logits tie within
+rounding, a forward of another shape may choose the other token.
 
 Needs mlx, mlx-lm, fastapi, uvicorn, prometheus-client, llguidance and platformdirs, nothing else
 beside the packages of this repository; run it with their `src` folders on PYTHONPATH or installed.
@@ -31,7 +32,7 @@ import mlx.core as mx
 
 from spec_calibrate.controller import CapController
 from spec_calibrate.measure import measure
-from spec_cli.env import kernel_verdicts
+from spec_cli.env import kernel_verdicts, prepare_mlx
 from spec_core import FixedCap, Pair
 from spec_drafters import LookupDrafter, load_drafter
 from spec_server import Served, Server, Settings
@@ -102,10 +103,10 @@ class Bench:
             pair, "model", drafter.name, lambda wish: cap if wish is None else FixedCap(wish)
         )
 
-    def bodies(self, width: int) -> list[dict]:
-        """As many requests as the width says, the same ones every time."""
+    def bodies(self, n: int) -> list[dict]:
+        """So many requests, the same ones every time."""
         found = []
-        for i in range(width):
+        for i in range(n):
             topic, form = TOPICS[i % len(TOPICS)], (COPY, OPEN)[i % 2]
             text = form.format(topic if i < len(TOPICS) else f"{topic} {i // len(TOPICS)}")
             found.append(
@@ -116,13 +117,13 @@ class Bench:
     def trial(self, mode: str) -> dict:
         """One mode through all concurrencies: seconds, texts and acceptance."""
         url = f"{self.servers[mode].url}/v1/completions"
-        bodies = self.bodies(max(self.widths))
-        alone = [post(url, body) for body in bodies[: self.given.serial or len(bodies)]]
+        n_alone = self.given.serial or max(self.widths)
+        alone = [post(url, body) for body in self.bodies(n_alone)]
         found: dict = {"alone": [(a.seconds, a.n, a.text, a.length) for a in alone]}
         for width in self.widths[1:]:
             with ThreadPoolExecutor(width) as pool:
                 start = time.perf_counter()
-                together = list(pool.map(lambda body: post(url, body), bodies[:width]))
+                together = list(pool.map(lambda body: post(url, body), self.bodies(2 * width)))
                 seconds = time.perf_counter() - start
             texts = [a.text for a in together]
             lengths = [a.length for a in together]
@@ -153,7 +154,7 @@ class Bench:
         url = f"{self.servers[mode].url}/v1/completions"
         for width in self.widths:
             with ThreadPoolExecutor(width) as pool:
-                list(pool.map(lambda body: post(url, body), self.bodies(width)))
+                list(pool.map(lambda body: post(url, body), self.bodies(2 * width)))
 
     def close(self) -> None:
         """Stop all servers, and let the weights go while the interpreter still runs."""
@@ -318,6 +319,7 @@ def machine() -> str:
 
 def main() -> None:
     """Run, print one JSON object, write the table."""
+    prepare_mlx()
     given = parse()
     bench = Bench(given)
     try:

@@ -103,11 +103,12 @@ def test_the_kernels_can_be_chosen(spec, tiny_folder, choice, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("MLX_USE_CUDA_GRAPHS", "0"),
         ("MLX_CUDA_GRAPH_CACHE_SIZE", "2000"),
         ("MLX_ENABLE_CACHE_THRASHING_CHECK", "0"),  # it would end a server that lives long
     ],
 )
-def test_room_is_made_for_graphs_of_every_block_width(monkeypatch, name, value):
+def test_mlx_is_told_how_to_go_about_cuda_graphs(monkeypatch, name, value):
     monkeypatch.delenv(name, raising=False)
     env.prepare_mlx()
     assert env.os.environ[name] == value

@@ -10,12 +10,14 @@ import platformdirs
 def prepare_mlx() -> None:
     """What MLX's CUDA backend must know before it starts.
 
-    Room for the graphs of blocks of every width: it keeps one graph per topology. It may make as
-    many as it likes: its check counts them over the whole life of a process, and once there were
-    twice as many as there is room for, each further one would fail ("Cache thrashing"). And a
-    folder for compiled kernels that outlives the next start of the machine, as the temporary
-    folder does not.
+    No CUDA graphs: MLX keeps them by their operations and by which of these share buffers, which
+    depends on what was computed before, so blocks of changing width make new ones for ever: a round
+    of eight sequences takes several times as long with them (docs/benchmarks/server.md). For who
+    wants them, room for more, and no count of them over the whole life of a process, after which
+    each further one fails ("Cache thrashing"). And a folder for compiled kernels that outlives the
+    next start of the machine, as the temporary folder does not.
     """
+    os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
     os.environ.setdefault("MLX_CUDA_GRAPH_CACHE_SIZE", "2000")
     os.environ.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")
     os.environ.setdefault("MLX_PTX_CACHE_DIR", str(cuda_modules()))
