@@ -109,9 +109,12 @@ def test_the_kernels_can_be_chosen(spec, tiny_folder, choice, monkeypatch):
     ],
 )
 def test_mlx_is_told_how_to_go_about_cuda_graphs(monkeypatch, name, value):
-    monkeypatch.delenv(name, raising=False)
-    env.prepare_mlx()
-    assert env.os.environ[name] == value
+    for is_set in (True, False):
+        monkeypatch.setenv(name, "")
+        if not is_set:
+            monkeypatch.delenv(name)
+        env.prepare_mlx()
+        assert env.os.environ[name] == value
     monkeypatch.setenv(name, "123")
     env.prepare_mlx()
     assert env.os.environ[name] == "123"
@@ -119,11 +122,13 @@ def test_mlx_is_told_how_to_go_about_cuda_graphs(monkeypatch, name, value):
 
 def test_compiled_kernels_outlive_a_restart_and_lie_by_mlx_version(monkeypatch, tmp_path):
     monkeypatch.setenv("SPEC_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("MLX_PTX_CACHE_DIR", "")
-    monkeypatch.delenv("MLX_PTX_CACHE_DIR")
-    env.prepare_mlx()
     folder = tmp_path / "cuda" / version("mlx")
-    assert env.os.environ["MLX_PTX_CACHE_DIR"] == str(folder) == str(env.cuda_modules())
+    for is_set in (True, False):
+        monkeypatch.setenv("MLX_PTX_CACHE_DIR", "")
+        if not is_set:
+            monkeypatch.delenv("MLX_PTX_CACHE_DIR")
+        env.prepare_mlx()
+        assert env.os.environ["MLX_PTX_CACHE_DIR"] == str(folder) == str(env.cuda_modules())
     monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path / "other"))
     env.prepare_mlx()
     assert env.cuda_modules() == tmp_path / "other"

@@ -71,6 +71,24 @@ def test_prompts_that_wait_are_forwarded_at_once():
     assert target.forwarded() == ([prompts], [])
 
 
+def test_outputs_that_break_the_contract_are_not_taken():
+    class Short(Joint):
+        def prefill_rows(self, prompts, caches, *, taps=()):
+            return super().prefill_rows(prompts, caches, taps=taps)[1:]
+
+    class Blind(Joint):
+        def prefill_rows(self, prompts, caches, *, taps=()):
+            return super().prefill_rows(prompts, caches)
+
+    prompts = [[1, 2], [3]]
+    for target in (Short(), Blind()):
+        batch, got = Batch(target), [[], []]
+        for tag, prompt in enumerate(prompts):
+            add(batch, target, prompt, tag=tag, drafter=ToyDrafter(taps=(1,)), cap=FixedCap(0))
+        drain(batch, got)
+        assert got == wanted(prompts) and target.forwarded() == ([prompts], prompts)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_rows_emit_what_they_emit_alone(fails, monkeypatch):
     """Greedy and sampled, with guides, penalties, drafts and taps of their own."""
@@ -132,15 +150,15 @@ def test_what_cannot_go_with_others_goes_alone():
     add(batch, target, [1, 2], tag=0, **wide)
     add(batch, target, [1] * 7, tag=1, **wide)  # longer than the target's limit
     add(batch, target, [5, 6], tag=2, cache=cache, **wide)
-    add(batch, target, [3, 4], tag=3, prefill_chunk=1)  # in two chunks, so another step
-    add(batch, target, [7, 8], tag=4, on_prompt_logits=lambda *_: None, **wide)
-    add(batch, target, [2], tag=5, cache=target.make_cache(), **wide)
-    for tag in (6, 7):  # two that wait for their turn
+    add(batch, target, [7, 8], tag=3, on_prompt_logits=lambda *_: None, **wide)
+    add(batch, target, [2], tag=4, cache=target.make_cache(), **wide)
+    for tag in (5, 6):
         add(batch, target, [tag], tag=tag, **wide)
+    add(batch, target, [3, 4], tag=7, prefill_chunk=1)  # in two chunks, so another step
     got = [[] for _ in range(8)]
     drain(batch, got)
-    assert target.forwarded() == ([[[1, 2], [6], [7]]], [[1] * 7, [6], [3], [4], [2]])
-    assert got == wanted([[1, 2], [1] * 7, [5, 6], [3, 4], [7, 8], [2], [6], [7]])
+    assert target.forwarded() == ([[[1, 2], [5], [6]]], [[1] * 7, [6], [2], [3], [4]])
+    assert got == wanted([[1, 2], [1] * 7, [5, 6], [7, 8], [2], [5], [6], [3, 4]])
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -168,6 +186,21 @@ def test_no_more_is_forwarded_at_once_than_a_chunk_may_have():
     drain(batch, [[] for _ in prompts])
 
 
+def test_only_prompts_whose_turn_comes_in_this_step_are_forwarded():
+    """A prompt with smaller chunks ends the step, as where every row's logits are asked for."""
+    target = Joint()
+    batch = Batch(target)
+    prompts = [[1, 2], [3] * 9, [4, 5], [6]]
+    for tag, prompt in enumerate(prompts):
+        add(batch, target, prompt, tag=tag, prefill_chunk=4 if tag == 1 else 16)
+    assert [row.tag for row, _ in batch.step()] == [0]
+    assert target.forwarded() == ([], [[1, 2]])
+    got = [[] for _ in prompts]
+    drain(batch, got)
+    assert target.forwarded() == ([[[4, 5], [6]]], [[1, 2], [3] * 4, [3] * 4, [3]])
+    assert got[1:] == wanted(prompts)[1:]
+
+
 def test_a_row_that_leaves_before_its_turn_leaves_nothing_behind():
     """A step that breaks off, here in a callback, finds the rest forwarded already."""
     target, own = Joint(), ToyDrafter()
@@ -188,6 +221,25 @@ def test_a_row_that_leaves_before_its_turn_leaves_nothing_behind():
     got = [[]]
     drain(batch, got)
     assert got == wanted([[5]]) and not target.single
+
+
+def test_a_step_that_broke_off_has_not_forwarded_in_vain():
+    target, prompts = Joint(), [[1, 2], [3, 4], [5], [6]]
+    batch = Batch(target)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    first = add(batch, target, prompts[0], on_prefill=interrupt)
+    for tag, prompt in enumerate(prompts[1:3]):
+        add(batch, target, prompt, tag=tag)
+    with pytest.raises(KeyboardInterrupt):
+        batch.step()
+    batch.remove(first)
+    add(batch, target, prompts[3], tag=2)
+    got = [[], [], []]
+    drain(batch, got)
+    assert target.forwarded() == ([prompts[:3]], [[6]]) and got == wanted(prompts[1:])
 
 
 def test_a_joint_forward_counts_as_each_rows_time(monkeypatch):

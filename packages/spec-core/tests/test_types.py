@@ -4,6 +4,7 @@ import mlx.core as mx
 import pytest
 
 from spec_core import Draft, Round, Target
+from spec_core.protocols import BatchTarget, PromptsTogether
 from spec_core.testing import ToyDrafter, ToyTarget
 
 
@@ -36,10 +37,28 @@ class Costly(ToyTarget):
     def exact_refusal(self):
         raise RuntimeError("this takes seconds")
 
+    batch_refusal = most_prompt_ids = exact_refusal
+
+    def prefill_rows(self): ...
+
+    join = select = extract = verify_rows = commit_rows = prefill_rows
+
 
 def test_asking_whether_something_is_a_target_measures_nothing():
     assert isinstance(Costly(), Target) and isinstance(ToyTarget(), Target)
+    assert isinstance(Costly(), BatchTarget) and isinstance(Costly(), PromptsTogether)
     assert not isinstance(ToyDrafter(), Target) and not isinstance(object(), Target)
+
+
+@pytest.mark.parametrize("protocol", [Target, BatchTarget, PromptsTogether])
+def test_what_stands_before_a_target_must_have_its_members(protocol):
+    """Else its own `prefill` would be passed by; on Python 3.11 as on later ones."""
+
+    class Before:
+        def __getattr__(self, name):
+            return 0
+
+    assert not isinstance(Before(), protocol)
 
 
 def test_a_class_may_inherit_the_contract():

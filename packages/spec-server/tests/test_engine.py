@@ -58,25 +58,26 @@ def outcome(answer: httpx.Response) -> tuple:
     )
 
 
-class Counting:
-    """Notes how many sequences shared each forward."""
+def noting(name: str, counts: list[int]):
+    """A wrap of a target that notes how many sequences share each call of a method."""
 
-    def __init__(self, target):
-        self._target, self.widths = target, []
+    def wrap(target):
+        own = getattr(target, name)
 
-    def __getattr__(self, name):
-        return getattr(self._target, name)
+        def call(rows, *args, **kwargs):
+            counts.append(len(rows))
+            return own(rows, *args, **kwargs)
 
-    def verify_rows(self, blocks, *args, **kwargs):
-        self.widths.append(blocks.shape[0])
-        return self._target.verify_rows(blocks, *args, **kwargs)
+        setattr(target, name, call)
+        return target
+
+    return wrap
 
 
 @pytest.mark.parametrize("max_batch", [8, 1])
 def test_every_request_of_a_mixed_crowd_equals_its_solo_run(load_tiny, max_batch):
-    settings = Settings(port=0, max_batch=max_batch, prefill_chunk=16)
-    with Server(load_tiny(wrap=Counting), settings) as server:
-        widths = server.engine.served.pair.target.widths
+    settings, widths = Settings(port=0, max_batch=max_batch, prefill_chunk=16), []
+    with Server(load_tiny(wrap=noting("verify_rows", widths)), settings) as server:
         alone = [outcome(httpx.post(f"{server.url}{CHAT}", json=mixed(i))) for i in range(24)]
         widths.clear()
 
@@ -109,14 +110,8 @@ def test_requests_whose_prompts_went_through_one_forward_equal_their_solo_runs(l
     joint = []
 
     def wrap(target):
-        target._whole, own = Pads(), target.prefill_rows
-
-        def prefill_rows(prompts, caches, *, taps=()):
-            joint.append(len(prompts))
-            return own(prompts, caches, taps=taps)
-
-        target.prefill_rows = prefill_rows
-        return target
+        target._whole = Pads()
+        return noting("prefill_rows", joint)(target)
 
     with Server(load_tiny(wrap=wrap), Settings(port=0, max_batch=8, prefix_bytes=0)) as server:
         alone = [outcome(httpx.post(f"{server.url}{CHAT}", json=mixed(i))) for i in range(16)]

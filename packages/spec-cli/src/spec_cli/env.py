@@ -15,12 +15,16 @@ def prepare_mlx() -> None:
     of eight sequences takes several times as long with them (docs/benchmarks/server.md). For who
     wants them, room for more, and no count of them over the whole life of a process, after which
     each further one fails ("Cache thrashing"). And a folder for compiled kernels that outlives the
-    next start of the machine, as the temporary folder does not.
+    next start of the machine, as the temporary folder does not. What is set to nothing counts as
+    not set: MLX would keep no kernels, and graphs for none.
     """
-    os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
-    os.environ.setdefault("MLX_CUDA_GRAPH_CACHE_SIZE", "2000")
-    os.environ.setdefault("MLX_ENABLE_CACHE_THRASHING_CHECK", "0")
-    os.environ.setdefault("MLX_PTX_CACHE_DIR", str(cuda_modules()))
+    wanted = {
+        "MLX_USE_CUDA_GRAPHS": "0",
+        "MLX_CUDA_GRAPH_CACHE_SIZE": "2000",
+        "MLX_ENABLE_CACHE_THRASHING_CHECK": "0",
+        "MLX_PTX_CACHE_DIR": str(cuda_modules()),
+    }
+    os.environ |= {name: value for name, value in wanted.items() if not os.environ.get(name)}
 
 
 def multiply_in_float32() -> None:

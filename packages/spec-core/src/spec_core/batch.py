@@ -166,18 +166,17 @@ class Batch:
         n_tokens = 0
         while self._waiting:
             row = self._waiting[0]
-            most = min(_PROMPTS, row.run.request.prefill_chunk)
             start = row.run.cache.offset
-            if n_tokens and n_tokens + min(len(row.run.request.prompt) - start, most) > most:
+            if n_tokens and n_tokens + _n_left(row.run) > _most(row.run):
                 break
             if n_tokens == 0:
-                self._forward_together(most)
+                self._forward_together()
             outcomes += self._prefill(row)
             n_tokens += max(row.run.cache.offset - start, 1)
         return outcomes
 
-    def _forward_together(self, most: int) -> None:
-        """Forward the short ones among the first `most` tokens that wait, if there are several.
+    def _forward_together(self) -> None:
+        """Forward the short prompts whose turn comes in this step, if there are several.
 
         Each row takes in what is its own when its turn comes.
         """
@@ -187,10 +186,10 @@ class Batch:
         if not isinstance(target, PromptsTogether):
             return
         runs: list[Run] = []
-        longest = target.most_prompt_ids
+        longest, n_tokens = target.most_prompt_ids, 0
         for run in (row.run for row in self._waiting):
-            most -= max(len(run.request.prompt) - run.cache.offset, 1)
-            if most < 0:
+            n_tokens += _n_left(run)
+            if n_tokens > _most(run):
                 break
             if _is_short(run, longest):
                 runs.append(run)
@@ -202,11 +201,12 @@ class Batch:
         try:
             caches = [target.make_cache() for _ in runs]
             outputs = target.prefill_rows([r.request.prompt for r in runs], caches, taps=taps)
+            parts = list(zip(runs, caches, outputs, strict=True))
+            shown = [tuple(o.taps[taps.index(layer)] for layer in r.taps) for r, _, o in parts]
         except Exception:  # one row's fault, or too little memory: each goes on by itself
             return
         took_s = time.perf_counter() - began
-        for run, cache, output in zip(runs, caches, outputs, strict=True):
-            own = tuple(output.taps[taps.index(layer)] for layer in run.taps)
+        for (run, cache, output), own in zip(parts, shown, strict=True):
             run.forwarded = WholePrompt(cache, TargetOutput(output.logits, own), took_s)
 
     def _prefill(self, row: Row) -> Outcomes:
@@ -261,10 +261,20 @@ class Batch:
         return rows
 
 
+def _n_left(run: Run) -> int:
+    """Ids of a prompt that are still to be forwarded."""
+    return len(run.request.prompt) - run.cache.offset
+
+
+def _most(run: Run) -> int:
+    """Most tokens of prompts in a step that ends with this one."""
+    return min(_PROMPTS, run.request.prefill_chunk)
+
+
 def _is_short(run: Run, most: int) -> bool:
-    """Whether a prompt that nobody has begun to forward may go with others, as one chunk."""
-    new = run.is_new and run.cache.offset == 0 and run.on_prompt_logits is None
-    return new and len(run.request.prompt) <= min(most, run.request.prefill_chunk)
+    """Whether a prompt that nobody has begun to forward may go with others."""
+    new = run.is_new and run.cache.offset == 0 and run.forwarded is None
+    return new and run.on_prompt_logits is None and len(run.request.prompt) <= most
 
 
 def _refusal(target: Any) -> str | None:

@@ -314,7 +314,7 @@ class Tokenizer(Protocol):
 
 
 @runtime_checkable
-class BatchTarget(Protocol):
+class BatchTarget(Protocol, metaclass=ByName):
     """What a target offers beside `Target` to verify several sequences in one forward.
 
     A batch cache holds one sequence per row, B of them, each with its own offset.
@@ -358,7 +358,7 @@ class BatchTarget(Protocol):
 
 
 @runtime_checkable
-class PromptsTogether(Protocol):
+class PromptsTogether(Protocol, metaclass=ByName):
     """A target that forwards short prompts of several sequences at once; optional.
 
     Asked only where rows can share forwards anyway: see `BatchTarget`.
