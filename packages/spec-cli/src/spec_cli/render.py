@@ -1,6 +1,7 @@
 """The only place that prints: answers to stdout, everything else to stderr."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -176,9 +177,16 @@ def _output() -> Iterator[None]:
         raise SpecError("[output] Standard output must be open, and is closed. Redirect it.")
     try:
         yield
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        _give_up_stdout()
+        if isinstance(error, BrokenPipeError):
+            raise
         raise SpecError(
             f"[output] Standard output must take the answer, and says: {error.strerror or error}."
         ) from error
+
+
+def _give_up_stdout() -> None:
+    """What it still holds goes nowhere: Python tries again at exit, and would end with 120."""
+    with suppress(OSError, AttributeError, ValueError):  # not a real one
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
