@@ -113,6 +113,12 @@ def test_a_closed_stderr_costs_only_the_remarks(tiny_folder, monkeypatch, capsys
     assert main.run(["generate", "Hi", "--model", "/no/such/folder"]) == 1
 
 
+def test_tables_in_a_file_have_no_blanks_at_the_end(spec):
+    for command in ("models", "doctor"):
+        _, out, _ = spec(command)
+        assert out and not [line for line in out.splitlines() if line != line.rstrip()]
+
+
 def test_output_errors_are_errors_a_caller_can_catch(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Full())
     with pytest.raises(SpecError):
