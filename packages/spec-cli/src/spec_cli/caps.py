@@ -46,6 +46,8 @@ def caps_for(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Cap
     both from a calibration of this machine and pair, which is made now if there is none.
     """
     wish, most = options["max_draft"], pair.max_draft
+    if pair.drafter is None and wish:
+        render.note(f'[draft] Mode "baseline" drafts nothing; --max-draft {wish} changes nothing.')
     if pair.drafter is None or wish == WHOLE_BLOCK:
         return _fixed(most)
     if isinstance(wish, int):
