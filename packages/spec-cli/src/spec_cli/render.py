@@ -126,8 +126,9 @@ def progress(title: str, unit: str = "bytes") -> Iterator[Any]:
     if unit:
         count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
         columns = (name, BarColumn(), count, TimeRemainingColumn())
-    silent = not _stderr.is_terminal
-    with Progress(*columns, console=_stderr, transient=True, disable=silent) as bar:
+    how: dict[str, Any] = {"transient": True, "disable": not _stderr.is_terminal}
+    how["refresh_per_second"] = 10 if unit else 1  # what is measured is hardly disturbed
+    with Progress(*columns, console=_stderr, **how) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
