@@ -138,6 +138,17 @@ def test_a_machine_too_slow_to_repeat_itself_is_not_called_noisy_by_a_number(tmp
     assert "It is measured again later; spec calibrate does so now." in said
 
 
+def test_a_guess_that_is_measured_no_more_does_not_promise_it(tmp_path, monkeypatch):
+    unknown = replace(KNEE.curves(4), noise=UNKNOWN_NOISE)
+    monkeypatch.setattr("spec_calibrate.calibration.measure", lambda *args, **kwargs: unknown)
+    monkeypatch.setattr("spec_calibrate.calibration._OCCASION_S", 0.0)
+    store, said = Store(tmp_path), []
+    for _ in range(5):
+        load_or_measure(_pair(), KEY, store=store, notify=said.append)
+    assert ["measured again later" in remark for remark in said] == [True] * 3 + [False] * 2
+    assert said[-1].endswith("the cap is a guess. spec calibrate measures again.")
+
+
 def test_the_json_has_the_promised_keys():
     curves = replace(KNEE.curves(8), acceptance=(0.8,))
     data = Calibration(curves, KEY, "2026-01-01T00:00:00+00:00", True).to_json()

@@ -1,8 +1,11 @@
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from spec_calibrate import Curve, Curves, Store
+from spec_cli import render
 
 KEYS = {
     "key", "verify_ms", "verify_ms_by_depth", "draft_ms", "overhead_ms", "chosen_cap",
@@ -73,6 +76,17 @@ def test_another_set_up_is_not_served_by_it(spec, tiny_folder):
     measured(spec, tiny_folder)
     assert measured(spec, tiny_folder, "--cached", "--drafter-bits", 8)["cached"] is False
     assert measured(spec, tiny_folder, "--cached")["cached"] is True
+
+
+def test_a_terminal_is_told_why_it_waits(spec, tiny_folder, monkeypatch):
+    told, progress = [], render.progress
+    monkeypatch.setattr(render, "progress", lambda *a, **k: told.append(a[0]) or progress(*a, **k))
+    measured(spec, tiny_folder)
+    assert told == ["measuring what drafts cost here"]
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=60)
+    monkeypatch.setattr(render, "_stderr", terminal)
+    measured(spec, tiny_folder)
+    assert "measuring what drafts cost here" in terminal.file.getvalue()
 
 
 def test_clear_forgets_everything(spec, tiny_folder, store):

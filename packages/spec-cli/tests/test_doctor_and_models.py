@@ -1,4 +1,5 @@
 import json
+from importlib import metadata
 
 import spec_demo
 from spec_cli.commands import doctor as doctor_module
@@ -10,6 +11,9 @@ def test_doctor_names_machine_versions_and_no_problem(spec):
     assert code == 0 and report["problems"] == [] and err == ""
     assert report["machine"]["backend"] in ("cpu", "cuda", "metal")
     assert all(report["versions"].values())
+    required = [r for r in metadata.requires("mlx-spec-cli") or () if "extra ==" not in r]
+    ours = {r.split(">")[0] for r in required if "spec-" in r}
+    assert "spec-core" in ours and ours <= report["versions"].keys()
     code, out, _ = spec("doctor")
     assert code == 0 and "no problems found" in out and "mlx-lm" in out
 

@@ -227,3 +227,12 @@ def test_a_bug_of_ours_is_one_line_and_a_traceback_on_request(spec, monkeypatch,
     monkeypatch.setenv("SPEC_DEBUG", "1")
     assert main.run(["generate", "hi"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cap", [3, "full", "auto"])
+def test_a_cap_without_a_drafter_is_remarked_on(spec, tiny_folder, cap):
+    arguments = ("generate", "Hi", "--model", tiny_folder, "--mode", "baseline", "--max-tokens", 2)
+    code, out, err = spec(*arguments, "--json", "--max-draft", cap)
+    assert code == 0 and json.loads(out)["max_draft"] == 0
+    assert err == f'[draft] Mode "baseline" drafts nothing; --max-draft {cap} changes nothing.\n'
+    assert spec(*arguments, "--json", "--max-draft", 0)[2] == ""

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import subprocess
 import sys
 from errno import ENOSPC
 
@@ -51,6 +53,19 @@ def test_tables_and_lines_take_the_same_way_out(spec, monkeypatch, capsys):
         assert code == 1 and "[output]" in err
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="has no /dev/full")
+@pytest.mark.parametrize("command", [("models", "--json"), ("models",), ("doctor",)])
+def test_a_full_disk_is_one_line_and_exit_code_1_of_the_process_too(command):
+    arguments = [sys.executable, "-c", "from spec_cli.entry import main; main()", *command]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, env=env)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines() == [
+        b"[output] Standard output must take the answer, and says: No space left on device."
+    ]
+
+
 def test_a_reader_that_leaves_ends_it_quietly(tiny_folder, monkeypatch):
     errors = io.StringIO()
     monkeypatch.setattr(sys, "stdout", Gone())
@@ -96,6 +111,12 @@ def test_a_closed_stderr_costs_only_the_remarks(tiny_folder, monkeypatch, capsys
     code = main.run(["generate", "Hi", "--model", str(tiny_folder), "--max-tokens", "2"])
     assert code == 0 and capsys.readouterr().out
     assert main.run(["generate", "Hi", "--model", "/no/such/folder"]) == 1
+
+
+def test_tables_in_a_file_have_no_blanks_at_the_end(spec):
+    for command in ("models", "doctor"):
+        _, out, _ = spec(command)
+        assert out and not [line for line in out.splitlines() if line != line.rstrip()]
 
 
 def test_output_errors_are_errors_a_caller_can_catch(monkeypatch):

@@ -63,6 +63,22 @@ def test_a_refusal_is_one_line_and_exit_code_1(tmp_path, make_llama):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="has no /dev/full")
+def test_a_full_disk_behind_stdout_is_one_line_and_exit_code_1(make_llama, tmp_path):
+    code = "from spec_convert.cli import main; main()"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    for command in (["inspect"], ["inspect", "--json"], ["convert", str(tmp_path / "out")]):
+        command.insert(1, str(make_llama()))
+        with open("/dev/full", "w") as full:
+            ended = subprocess.run(
+                [sys.executable, "-c", code, *command], stdout=full, stderr=subprocess.PIPE, env=env
+            )
+        assert ended.returncode == 1
+        assert ended.stderr == (
+            b"[output] Standard output must take the report, and says: No space left on device.\n"
+        )
+
+
 def test_verify_fails_loudly(make_llama, tmp_path):
     source, out = make_llama(), tmp_path / "out"
     run("convert", source, out)

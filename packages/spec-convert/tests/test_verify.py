@@ -1,3 +1,5 @@
+import re
+
 import gguf
 import numpy as np
 import pytest
@@ -62,6 +64,30 @@ def test_missing_and_left_over_tensors_are_named(make_llama, tmp_path):
     save_file(tensors, path)
     with pytest.raises(ConvertError, match='"model.norm.weight", which is missing'):
         verify(tmp_path / "out", make_llama())
+
+
+def test_a_cut_or_damaged_file_of_weights_is_named(make_llama, tmp_path):
+    convert(make_llama(), tmp_path / "out")
+    path = tmp_path / "out" / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4])
+    with pytest.raises(ConvertError, match=r"must fill (\d+) bytes .*, got (\d+)") as found:
+        verify(tmp_path / "out", make_llama())
+    wanted, held = re.search(r"fill (\d+) .* got (\d+)", str(found.value)).groups()
+    assert int(held) == int(wanted) - 4
+    for header in (b"[]", b'{"a":1}', b'{"a":{}}', b"{broken", b'{"a":{"dtype":"F7"}}'):
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(ConvertError, match="must be a safetensors file"):
+            verify(tmp_path / "out", make_llama())
+
+
+def test_progress_ends_at_every_byte(make_llama, tmp_path):
+    convert(make_llama(), tmp_path / "out")
+    seen = []
+    results = verify(tmp_path / "out", make_llama(), progress=lambda *step: seen.append(step))
+    done, totals, names = zip(*seen, strict=True)
+    assert list(done) == sorted(done) and done[-1] == totals[0] == totals[-1]
+    assert list(names) == [result.source for result in results]
 
 
 def test_a_folder_without_weights_is_named(make_llama, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from spec_calibrate import CapController, Curve, Curves
 from spec_core import FixedCap, Pair, Round, Sampling, generate
 from spec_core.batch import Batch
-from spec_core.testing import ToyTarget
+from spec_core.testing import ToyDrafter, ToyTarget
 from spec_drafters import HybridDrafter, LookupDrafter
 from spec_server.crowd import CrowdCap
 from spec_server.engine import _crowd_of
@@ -361,3 +361,13 @@ def test_the_engine_counts_what_the_drafter_was_measured_to_take(drafter, rows):
     for make, want in ((lambda wish: CapController(costs), 0.006), (lambda wish: FixedCap(3), 0.0)):
         served = Served(pair, "m", "lookup", make, row_costs=lambda n: None)
         assert _crowd_of(served)._draft_s(5, 3) == pytest.approx(rows * want)
+
+
+def test_nothing_is_measured_where_no_request_can_draft():
+    pair = Pair(ToyTarget(vocab_size=12), ToyDrafter(vocab_size=12, max_draft=4))
+
+    def asked(n_rows):
+        raise AssertionError(f"the costs of {n_rows} rows")
+
+    served = Served(pair, "m", "lookup", lambda wish: FixedCap(0), row_costs=asked)
+    assert _crowd_of(served).cap(3) == 0

@@ -1,6 +1,7 @@
 """Bodies and headers that no sane client sends are refused in words, never by a fault of ours."""
 
 import json
+import re
 import socket
 import time
 from types import SimpleNamespace
@@ -66,6 +67,17 @@ def test_half_a_surrogate_pair_in_a_key_or_in_arguments(server):
     turn = {"role": "assistant", "tool_calls": [call]}
     answer = chat(server, messages=[*TALK, turn, {"role": "tool", "content": "1"}])
     assert answer.status_code == 400 and "arguments" in message_of(answer)
+
+
+def test_what_is_missing_is_named_alone(server):
+    for body, named in (
+        ('{"messages": []}', "model"),
+        ('{"model": "m"}', "messages"),
+        ("", "body"),
+    ):
+        answer = raw(server, CHAT, body)
+        assert answer.status_code == 400
+        assert re.fullmatch(rf'".*{named}" must be given, and is missing\.', message_of(answer))
 
 
 def test_a_call_that_no_answer_can_hold_stays_text():

@@ -121,7 +121,7 @@ def load_or_measure(
             best = min(stored.curves, fresh, key=_unrest)  # neighbours only ever add time
             return _kept(best, key, store, notify, tries=stored.tries + 1)
         if notify is not None:
-            _remark_on_noise(found, notify)
+            _remark_on_noise(found, notify, final=stored.tries >= _MOST_TRIES)
         return found
     return calibrate(pair, key, store=store, budget_s=budget_s, prompts=prompts, notify=notify)
 
@@ -140,7 +140,7 @@ def _kept(
     if notify is not None:
         if complaint:
             notify(complaint)
-        _remark_on_noise(found, notify)
+        _remark_on_noise(found, notify, final=tries >= _MOST_TRIES)
     return found
 
 
@@ -150,12 +150,19 @@ def _unrest(curves: Curves) -> tuple[float, float]:
     return curves.noise, curves.verify_s(curves.max_draft + 1, depth)
 
 
-def _remark_on_noise(found: Calibration, notify: Callable[[str], None]) -> None:
+def _remark_on_noise(
+    found: Calibration, notify: Callable[[str], None], *, final: bool = False
+) -> None:
+    """What is wrong with it; a final one is not measured again by itself."""
     if found.guessed:
+        remedy = (
+            "spec calibrate measures again."
+            if final
+            else "It is measured again later; spec calibrate does so now."
+        )
         notify(
             "[calibrate] Every width must be timed three times, and this machine was too slow or "
-            "too busy for that: the cap is a guess. It is measured again later; spec calibrate "
-            "does so now."
+            f"too busy for that: the cap is a guess. {remedy}"
         )
     elif found.noisy:
         which = f"The stored ones of {found.created[:10]}" if found.cached else "Repeated ones"

@@ -11,7 +11,7 @@ from spec_core import Cap, FixedCap, Pair
 ADAPTIVE = "auto"
 WHOLE_BLOCK = "full"
 BUDGET_S = 5.0
-"""Seconds that a calibration takes, about."""
+"""Seconds that a calibration takes, about; several times that where a step takes a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ def caps_for(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Cap
     both from a calibration of this machine and pair, which is made now if there is none.
     """
     wish, most = options["max_draft"], pair.max_draft
+    if pair.drafter is None and wish:
+        render.note(f'[draft] Mode "baseline" drafts nothing; --max-draft {wish} changes nothing.')
     if pair.drafter is None or wish == WHOLE_BLOCK:
         return _fixed(most)
     if isinstance(wish, int):
@@ -79,7 +81,12 @@ def calibration_of(
 
     call = calibrate if anew else load_or_measure
     key = key_of(opened, pair, options)
-    return call(pair, key, store=store(), budget_s=BUDGET_S, notify=render.note)
+    remarks: list[str] = []
+    with render.progress("measuring what drafts cost here", unit=""):
+        found = call(pair, key, store=store(), budget_s=BUDGET_S, notify=remarks.append)
+    for remark in remarks:
+        render.note(remark)
+    return found
 
 
 def row_costs(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Any:

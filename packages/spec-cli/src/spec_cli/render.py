@@ -1,6 +1,8 @@
 """The only place that prints: answers to stdout, everything else to stderr."""
 
+import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +15,9 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
@@ -23,7 +27,6 @@ from spec_core import SpecError, Stats
 
 _stderr = Console(stderr=True, highlight=False)
 _stdout = Console(highlight=False)
-_file = Console(highlight=False, width=10_000)  # a file or a pipe has no width to keep to
 
 _CONTROLS = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\t\n\r"}
 
@@ -72,8 +75,13 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
         view.add_column(column, overflow="fold")
     for row in rows:
         view.add_row(*(Text(_shown(cell)) for cell in row))  # a name may look like markup
-    with _output():
-        (_stdout if _stdout.is_terminal else _file).print(view)
+    if _stdout.is_terminal:
+        with _output():
+            _stdout.print(view)
+    else:
+        page = io.StringIO()  # which has no width to keep to, nor blanks at the ends of lines
+        Console(file=page, highlight=False, width=10_000).print(view)
+        lines([line.rstrip() for line in page.getvalue().splitlines()])
 
 
 def interactive() -> bool:
@@ -112,12 +120,15 @@ def lines(items: list[str]) -> None:
 
 @contextmanager
 def progress(title: str, unit: str = "bytes") -> Iterator[Any]:
-    """A progress bar on stderr; yields a function (done, total)."""
-    count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    """A progress bar on stderr; yields a function (done, total). No unit: the time is shown."""
     name = TextColumn("{task.description}", markup=False)
-    columns = (name, BarColumn(), count, TimeRemainingColumn())
-    silent = not _stderr.is_terminal
-    with Progress(*columns, console=_stderr, transient=True, disable=silent) as bar:
+    columns: tuple[ProgressColumn, ...] = (name, BarColumn(), TimeElapsedColumn())
+    if unit:
+        count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+        columns = (name, BarColumn(), count, TimeRemainingColumn())
+    how: dict[str, Any] = {"transient": True, "disable": not _stderr.is_terminal}
+    how["refresh_per_second"] = 10 if unit else 1  # what is measured is hardly disturbed
+    with Progress(*columns, console=_stderr, **how) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -176,9 +187,16 @@ def _output() -> Iterator[None]:
         raise SpecError("[output] Standard output must be open, and is closed. Redirect it.")
     try:
         yield
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        _give_up_stdout()
+        if isinstance(error, BrokenPipeError):
+            raise
         raise SpecError(
             f"[output] Standard output must take the answer, and says: {error.strerror or error}."
         ) from error
+
+
+def _give_up_stdout() -> None:
+    """What it still holds goes nowhere: Python tries again at exit, and would end with 120."""
+    with suppress(OSError, AttributeError, ValueError):  # not a real one
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,9 +7,11 @@ group `cli` can be mounted in another click program.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -105,12 +107,12 @@ def convert_command(
             progress=bar.update,
         )
     if as_json:
-        click.echo(json.dumps(report.to_json()))
+        _say(json.dumps(report.to_json()))
         return
     if show_report:
         _echo_table(report)
     state = "lossless" if report.lossless else "rounded, see --report"
-    click.echo(
+    _say(
         f"{report.out}: {len(report.tensors)} tensors, {report.bytes_before / 1e6:.1f} MB -> "
         f"{report.bytes_after / 1e6:.1f} MB, {state}, {report.seconds:.1f} s"
     )
@@ -131,14 +133,14 @@ def inspect_command(source: str, as_json: bool) -> None:
     if as_json:
         values = {key: _plain(value) for key, value in container.metadata.values.items()}
         document = {"version": container.version, "alignment": container.alignment}
-        click.echo(json.dumps(document | {"metadata": values, "tensors": tensors}))
+        _say(json.dumps(document | {"metadata": values, "tensors": tensors}))
         return
-    click.echo(f"GGUF version {container.version}, {container.n_bytes} bytes")
+    _say(f"GGUF version {container.version}, {container.n_bytes} bytes")
     for key, value in container.metadata.values.items():
-        click.echo(f"  {key} = {_brief(_plain(value))}")
-    click.echo(f"{len(tensors)} tensors")
+        _say(f"  {key} = {_brief(_plain(value))}")
+    _say(f"{len(tensors)} tensors")
     for row in tensors:
-        click.echo(f"  {row['name']}  {row['type']}  {row['shape']}  {row['bytes']} bytes")
+        _say(f"  {row['name']}  {row['type']}  {row['shape']}  {row['bytes']} bytes")
 
 
 @cli.command("verify")
@@ -147,12 +149,13 @@ def inspect_command(source: str, as_json: bool) -> None:
 @_one_line_errors
 def verify_command(out: Path, source: str) -> None:
     """Compare every tensor of the folder OUT with the GGUF file SOURCE."""
-    results = verify(out, source)
+    with _ProgressBar() as bar:
+        results = verify(out, source, progress=bar.update)
     exact = sum(1 for result in results if result.max_error == 0)
     for result in results:
         if not result.within:
-            click.echo(f"  {result.source}: off by up to {result.max_error:g}")
-    click.echo(f"{len(results)} tensors compared, {exact} equal, {len(results) - exact} rounded")
+            _say(f"  {result.source}: off by up to {result.max_error:g}")
+    _say(f"{len(results)} tensors compared, {exact} equal, {len(results) - exact} rounded")
     if not all(result.within for result in results):
         raise ConvertError("[verify] Every tensor must match its source. Convert again.")
 
@@ -181,15 +184,34 @@ class _ProgressBar:
             self._bar.__exit__(*error)
 
 
+def _say(line: str) -> None:
+    """A line to stdout.
+
+    Raises:
+        ConvertError: it takes no more, as on a full disk.
+        BrokenPipeError: the reader has gone.
+    """
+    try:
+        click.echo(line)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        with suppress(OSError):  # what it holds goes nowhere: Python tries again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise ConvertError(
+            f"[output] Standard output must take the report, and says: {error.strerror or error}."
+        ) from error
+
+
 def _echo_table(report: Report) -> None:
-    click.echo("source\ttype\ttarget\tlayout\tbytes before\tbytes after\tmax error\trms error")
+    _say("source\ttype\ttarget\tlayout\tbytes before\tbytes after\tmax error\trms error")
     for row in report.tensors:
-        click.echo(
+        _say(
             f"{row.source}\t{row.source_type}\t{row.target}\t{row.layout}\t{row.bytes_before}\t"
             f"{row.bytes_after}\t{row.max_error:.3g}\t{row.rms_error:.3g}"
         )
     for name in report.dropped:
-        click.echo(f"{name}\tdropped")
+        _say(f"{name}\tdropped")
 
 
 def _plain(value: object) -> object:

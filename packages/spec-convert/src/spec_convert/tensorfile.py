@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -90,27 +89,41 @@ class TensorFolder:
         self._stack.close()
 
 
-def _read_header(file: IO[bytes], path: Path) -> Iterator[tuple[str, Stored]]:
+def _read_header(file: IO[bytes], path: Path) -> dict[str, Stored]:
     size = path.stat().st_size
     start = file.read(8)
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else _MAX_HEADER + 1
+    refusal = ConvertError(
+        f"[verify] {quote_path(path)} must be a safetensors file. Convert again."
+    )
     if length > min(_MAX_HEADER, size - 8):
+        raise refusal
+    try:
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        return {
+            name: _stored(name, row, file, path, 8 + length, size) for name, row in header.items()
+        }
+    except ConvertError:
+        raise
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        raise refusal from None
+
+
+def _stored(
+    name: str, row: dict[str, Any], file: IO[bytes], path: Path, data: int, size: int
+) -> Stored:
+    """A tensor by its row of the header; `data` is where the file's data begin."""
+    shape = tuple(row["shape"])
+    begin, end = row["data_offsets"]
+    wanted = prod(shape) * np.dtype(_DTYPES[row["dtype"]]).itemsize
+    held = max(0, min(end, size - data) - begin)
+    if not begin + held == end == begin + wanted:
         raise ConvertError(
-            f"[verify] {quote_path(path)} must be a safetensors file. Convert again."
+            f"[verify] {quote(name)} must fill {wanted} bytes of {quote(path.name)}, "
+            f"got {held}. The folder is damaged: convert again."
         )
-    header = json.loads(file.read(length))
-    for name, row in header.items():
-        if name == "__metadata__":
-            continue
-        shape = tuple(row["shape"])
-        begin, end = row["data_offsets"]
-        wanted = prod(shape) * np.dtype(_DTYPES[row["dtype"]]).itemsize
-        if end - begin != wanted or 8 + length + end > size:
-            raise ConvertError(
-                f"[verify] {quote(name)} must fill {wanted} bytes of {quote(path.name)}, "
-                f"got {end - begin}. The folder is damaged: convert again."
-            )
-        yield name, Stored(file, row["dtype"], shape, 8 + length + begin)
+    return Stored(file, row["dtype"], shape, data + begin)
 
 
 def affine_values(words: Array, scales: Array, biases: Array, group: int) -> Array:

@@ -50,12 +50,18 @@ class Comparison:
     within: bool
 
 
-def verify(out: str | Path, source: str | Path) -> list[Comparison]:
+Progress = Callable[[int, int, str], None]
+
+
+def verify(
+    out: str | Path, source: str | Path, *, progress: Progress | None = None
+) -> list[Comparison]:
     """Compare every tensor of a conversion with its source.
 
     Args:
         out: folder that `convert` wrote.
         source: the GGUF file.
+        progress: called with bytes of the source compared, bytes in all, and the tensor's name.
 
     Returns:
         One comparison per tensor, in source order.
@@ -71,9 +77,13 @@ def verify(out: str | Path, source: str | Path) -> list[Comparison]:
         facts = Facts(container, opened.vector)
         left = set(stored.tensors)
         results: list[Comparison] = []
+        done, total = 0, sum(info.n_bytes for info in container.tensors)
         for info in container.tensors:
             slots = architecture.slots(info.name, facts) if architecture else (Slot(info.name),)
             results += [_compare(opened, stored, info, slot, left) for slot in slots]
+            done += info.n_bytes
+            if progress is not None:
+                progress(done, total, info.name)
     if left:
         raise ConvertError(
             f"[verify] The output must hold only the source's tensors, got {quote(min(left))} too. "

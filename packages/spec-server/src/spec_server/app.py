@@ -85,6 +85,8 @@ def refusal_of(error: RequestValidationError) -> Refusal:
         message = f'"{path}" is not supported by this server. Leave it out.'
     elif first["type"] == "json_invalid":
         message, path = f"The body must be JSON: {first['ctx'].get('error', '')}.", ""
+    elif first["type"] == "missing":
+        message = f'"{path or "body"}" must be given, and is missing.'
     elif isinstance(first.get("input"), bytes):  # nobody parsed it
         message = 'The body must be declared as JSON: send "Content-Type: application/json".'
     else:

@@ -19,7 +19,7 @@ from spec_calibrate import CapController, RowCurves
 from spec_core import NumericsError, Round, SpecError
 from spec_core.batch import Batch
 from spec_core.lending import Lender
-from spec_core.protocols import DraftsTogether
+from spec_core.protocols import Bounded, DraftsTogether
 from spec_server.crowd import CrowdCap
 from spec_server.disk import DiskTier, open_disk_tier
 from spec_server.errors import PromptTooLong, Refusal
@@ -363,7 +363,8 @@ class Engine:
 def _crowd_of(served: Served) -> CrowdCap:
     """What decides about drafting in shared rounds, with costs measured when a width comes up."""
     most = served.pair.max_draft
-    if most == 0:
+    widest = served.make_cap(most)
+    if most == 0 or (isinstance(widest, Bounded) and widest.most == 0):  # no request can draft
         return CrowdCap(0)
     costs = served.row_costs or RowCurves(served.pair.target, most + 1, taps=served.pair.taps)
     cap = served.make_cap(None)

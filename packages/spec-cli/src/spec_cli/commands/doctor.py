@@ -23,6 +23,7 @@ _PACKAGES = (
     "spec-targets",
     "spec-convert",
     "spec-demo",
+    "mlx-spec-server",
     "mlx-spec-cli",
 )
 _FAST_BLAS = ("openblas", "spec_blas", "mkl_rt", "blis")
