@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any, Literal
 
-from spec_server.answer import Kind, ParseCall, Part
+from spec_server.answer import Kind, ParseCall, Part, end_of_space
 
 THINK = ("<|channel|>analysis<|message|>", "<|end|>")
 CALL = ("<|channel|>commentary to=", "<|call|>")
@@ -20,6 +20,7 @@ MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
 _MESSAGE = "<|message|>"
 _OPENS = ("<|channel|>", "<|start|>", "to=")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+_END = re.compile("|".join(map(re.escape, _ENDS)))
 _GAP = "\n\n"  # between two messages of a kind
 _FUNCTIONS = "functions."  # tools of the request, in whatever channel the model calls them
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
@@ -42,10 +43,11 @@ class Harmony:
 
     def __init__(self, parse: ParseCall | None = None, *, in_reasoning: bool = False) -> None:
         self._parse = parse
-        self._state: Literal["header", "reasoning", "text", "call"] = "header"
+        self._state: Literal["start", "header", "reasoning", "text", "call"] = "start"
         if in_reasoning:
             self._state = "reasoning"
         self._held = ""
+        self._n_searched = 0  # characters of what is held that were looked at in vain
         self._n_seen = 0  # characters of the answer; what is held are the last ones
         self._name = ""  # of the call being gathered
         self._said: set[Kind] = set()
@@ -54,34 +56,50 @@ class Harmony:
 
     def push(self, text: str) -> list[Part]:
         """Add text; returns the parts that became final."""
-        self._held += text
+        held, self._held = self._held, ""
+        held += text  # in place, since nothing else refers to it
+        self._held = held
         self._n_seen += len(text)
         parts: list[Part] = []
-        while self._read_header() if self._state == "header" else self._read_body(parts):
+        while self._advance(parts):
             pass
         return parts
 
     def finish(self) -> list[Part]:
         """The answer has ended; returns what was held back. A header alone says nothing."""
         parts = self.push("")
-        if self._state == "header" and self._held.lstrip().startswith(_OPENS):
+        if self._state == "header":
             return parts
         self._close(parts, len(self._held))
         return parts
 
     # -- one step of the machine; True when there may be another one -------------------------------
 
-    def _read_header(self) -> bool:
-        """Up to a body: who speaks to whom in which channel. Text without a header is text."""
-        seen = self._held.lstrip()
-        if not seen.startswith(_OPENS):
+    def _advance(self, parts: list[Part]) -> bool:
+        if self._state == "start":
+            return self._begin()
+        return self._read_header() if self._state == "header" else self._read_body(parts)
+
+    def _begin(self) -> bool:
+        """Before a message: it begins with a header, or text without one is text."""
+        self._n_searched = end_of_space(self._held, self._n_searched)
+        if not self._held.startswith(_OPENS, self._n_searched):
+            seen = self._held[self._n_searched :]
             if any(mark.startswith(seen) for mark in _OPENS):
                 return False
             self._state = "text"
-            return True
-        at = self._held.find(_MESSAGE)
+        else:
+            self._state = "header"
+        self._n_searched = 0
+        return True
+
+    def _read_header(self) -> bool:
+        """Up to a body: who speaks to whom in which channel."""
+        at = self._held.find(_MESSAGE, self._n_searched)
         if at < 0:
+            self._n_searched = max(0, len(self._held) - len(_MESSAGE) + 1)
             return False
+        self._n_searched = 0
         header, self._held = self._held[:at], self._held[at + len(_MESSAGE) :]
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         reasons = channel is not None and channel[1] == "analysis"
@@ -96,15 +114,18 @@ class Harmony:
 
     def _read_body(self, parts: list[Part]) -> bool:
         """Up to the end of a message, or as far as it is known to be no mark."""
-        places = [(at, mark) for mark in _ENDS if (at := self._held.find(mark)) >= 0]
-        if not places:
-            if self._state != "call":
-                self._say(parts, len(self._held) - self._n_of_a_mark())
+        end = _END.search(self._held, self._n_searched)
+        if end is None:
+            n_whole = len(self._held) - self._n_of_a_mark()
+            if self._state == "call":
+                self._n_searched = n_whole
+            else:
+                self._say(parts, n_whole)
             return False
-        at, mark = min(places)
-        self._close(parts, at)
-        self._held = self._held[len(mark) if mark not in _OPENS else 0 :]
-        self._state = "header"
+        self._n_searched = 0
+        self._close(parts, end.start())
+        self._held = self._held[len(end[0]) if end[0] not in _OPENS else 0 :]
+        self._state = "start"
         return True
 
     # -- helpers ---------------------------------------------------------------------------------
@@ -137,6 +158,6 @@ class Harmony:
 
     def _n_of_a_mark(self) -> int:
         """Characters at the end of what is held that may be the beginning of a mark."""
-        start = self._held.rfind("<")
+        start = self._held.rfind("<", self._n_searched)
         tail = self._held[start:] if start >= 0 else ""
         return len(tail) if tail and any(mark.startswith(tail) for mark in _ENDS) else 0
