@@ -1,8 +1,8 @@
 """Splits an answer in gpt-oss's format, where each message of it names its channel.
 
 `<|channel|>analysis<|message|>` begins reasoning, `final` and `commentary` what the user reads, and
-a header with `to=functions.NAME` the arguments of a call. Headers are no part of the answer. Knows
-nothing about dialects.
+a header with `to=functions.NAME` the arguments of a call. Headers are no part of the answer, and no
+stop string is looked for in them. Knows nothing about dialects.
 
 References:
     OpenAI, the harmony response format: github.com/openai/harmony.
@@ -10,9 +10,11 @@ References:
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from spec_server.answer import Kind, ParseCall, Part, end_of_space
+from spec_core.text import StopStrings
+from spec_server.answer import Kind, ParseCall, Part, ToolCall, end_of_space
 
 THINK = ("<|channel|>analysis<|message|>", "<|end|>")
 CALL = ("<|channel|>commentary to=", "<|call|>")
@@ -22,6 +24,7 @@ _OPENS = ("<|channel|>", "<|start|>", "to=")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _END = re.compile("|".join(map(re.escape, _ENDS)))
 _GAP = "\n\n"  # between two messages of a kind
+_ANY = ToolCall("", "{}")
 _FUNCTIONS = "functions."  # tools of the request, in whatever channel the model calls them
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>(\w*)")
@@ -39,10 +42,14 @@ class Harmony:
     Args:
         parse: A call by `parse_call`'s text; None when no tools were offered.
         in_reasoning: The prompt already opened the reasoning.
+        gap: What is put between two messages of a kind.
     """
 
-    def __init__(self, parse: ParseCall | None = None, *, in_reasoning: bool = False) -> None:
+    def __init__(
+        self, parse: ParseCall | None = None, *, in_reasoning: bool = False, gap: str = _GAP
+    ) -> None:
         self._parse = parse
+        self._gap = gap
         self._state: Literal["start", "header", "reasoning", "text", "call"] = "start"
         if in_reasoning:
             self._state = "reasoning"
@@ -72,6 +79,16 @@ class Harmony:
             return parts
         self._close(parts, len(self._held))
         return parts
+
+    @property
+    def n_held(self) -> int:
+        """Characters of the answer that are not final."""
+        return len(self._held)
+
+    @property
+    def in_text(self) -> bool:
+        """Whether a message for the user is open."""
+        return self._state == "text"
 
     # -- one step of the machine; True when there may be another one -------------------------------
 
@@ -150,7 +167,7 @@ class Harmony:
         kind: Kind = "reasoning" if self._state == "reasoning" else "text"
         if kind == "reasoning":
             self.n_reasoned = at + len(text)
-        gap = _GAP if kind in self._ended else ""
+        gap = self._gap if kind in self._ended else ""
         self._ended.discard(kind)
         self._said.add(kind)
         # The gap is no part of the answer: apart, so that the text's place stays right.
@@ -161,3 +178,55 @@ class Harmony:
         start = self._held.rfind("<", self._n_searched)
         tail = self._held[start:] if start >= 0 else ""
         return len(tail) if tail and any(mark.startswith(tail) for mark in _ENDS) else 0
+
+
+class TextStops(StopStrings):
+    """Stop strings that are looked for in what the user reads, each message by itself.
+
+    Not in headers, reasoning and calls, which are handed on as they come.
+
+    Args:
+        strings: Non-empty.
+        in_reasoning: The prompt already opened the reasoning.
+    """
+
+    def __init__(self, strings: Sequence[str], *, in_reasoning: bool = False) -> None:
+        super().__init__(strings)
+        self._splitter = Harmony(lambda call: [_ANY], in_reasoning=in_reasoning, gap="")
+        self._rest = ""  # of the answer, not handed on yet
+        self._n_seen = 0
+        self._end = 0  # of the text that was looked through, in the answer
+
+    def push(self, text: str) -> str:
+        """Add a piece of the answer; returns what is final of it."""
+        rest, self._rest = self._rest, ""
+        rest += text  # in place
+        self._rest = rest
+        self._n_seen += len(text)
+        return self._look(self._splitter.push(text))
+
+    def finish(self) -> str:
+        """What is still held back, up to a stop string."""
+        final = self._look(self._splitter.finish())
+        return final if self.found is not None else final + self._rest
+
+    def _look(self, parts: list[Part]) -> str:
+        for part in parts:
+            if part.kind != "text":
+                continue
+            if part.at != self._end:
+                self._held = ""
+            start = part.at - len(self._held)
+            n_final = start + len(super().push(part.text))
+            if self.found is not None:
+                return self._upto(n_final)
+            self._end = part.at + len(part.text)
+        if not self._splitter.in_text:
+            self._held = ""
+        n_known = self._n_seen - self._splitter.n_held
+        return self._upto(self._end - len(self._held) if self._held else n_known)
+
+    def _upto(self, place: int) -> str:
+        n = place - (self._n_seen - len(self._rest))
+        final, self._rest = self._rest[:n], self._rest[n:]
+        return final
