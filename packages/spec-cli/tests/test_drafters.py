@@ -28,6 +28,20 @@ def test_a_drafter_made_for_another_target_is_refused(spec, tiny_folder):
         assert code == 1 and out == "" and len(err.strip().splitlines()) <= 3, err
 
 
+@pytest.mark.parametrize("option", [("--drafter-window", 7), ("--drafter-bits", 8)])
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [("lookup", "lookup"), ("lookup", "auto"), ("baseline", "baseline"), ("draft-model", "auto")],
+)
+def test_an_option_that_changes_nothing_is_named(spec, tiny_folder, option, kind, mode):
+    drafter = ("--drafter", tiny_folder) if kind == "draft-model" else ()
+    command = ("generate", "Hi", "--model", tiny_folder, "--max-tokens", 2, "--max-draft", 2)
+    code, _, err = spec(*command, "--mode", mode, *drafter, *option)
+    assert code == 0 and f"{option[0]} changes nothing for {kind}. Leave it out." in err
+    _, _, err = spec(*command, "--mode", mode, *drafter)
+    assert "changes nothing" not in err
+
+
 def test_a_benchmark_names_a_drafter_that_is_not_there(spec, tiny_folder):
     code, _, err = spec("benchmark", "--model", tiny_folder, "--drafter", "/no/folder")
     assert code == 1 and "/no/folder" in err

@@ -139,6 +139,7 @@ def test_options_change_what_they_name(spec, tiny_folder):
         (("eval", "--mode", "lookup", "--confidence-threshold", "0.5"), 2, "needs a mode"),
         (("benchmark", "--mode", "lookup", "--lookup-drafts"), 2, "needs a mode"),
         (("serve", "--mode", "lookup", "--drafter", "x"), 2, "needs a mode"),
+        (("calibrate", "--mode", "lookup", "--drafter", "x"), 2, "needs a mode"),
         (("serve", "--prefix-cache-gb", "nan"), 2, "must be a finite number"),
         (("serve", "--kv-gb", "inf"), 2, "must be a finite number"),
         (("generate", "hi", "--mode", "turbo"), 2, "'turbo' is not one of"),

@@ -165,6 +165,12 @@ def test_settings_of_a_wrong_kind_are_refused_or_harmless(
         load_drafter(None, TinyTarget(), model="Qwen3-8B-4bit", lookup_drafts=False)
 
 
+def test_an_option_of_a_wrong_value_is_not_blamed_on_the_config_alone(tmp_path: Path) -> None:
+    folder = put(tmp_path, LAYOUTS["deepspec, own ends"]())
+    with pytest.raises(LoadError, match=r"and sound options, here dtype, and fails with"):
+        load_drafter(folder, TinyTarget(), dtype="float7")
+
+
 @pytest.mark.parametrize(
     ("layout", "options", "message"),
     [

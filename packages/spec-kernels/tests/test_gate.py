@@ -5,6 +5,7 @@ import json
 import mlx.core as mx
 import pytest
 
+from spec_kernels import KernelError
 from spec_kernels import gate as gate_module
 from spec_kernels.gate import Gate
 from spec_kernels.hardware import Device
@@ -72,6 +73,32 @@ def test_what_another_process_is_writing_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(Gate, "_measure_matmul", lambda self, shape: WON)
     Gate(DEVICE, path).matmul(SHAPE)
     assert others.read_text() == "half of ano" and len(json.loads(path.read_text())) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "n_tries"),
+    [
+        (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"), 2),
+        (RuntimeError("[malloc] Unable to allocate 7 bytes."), 2),
+        (MemoryError(), 2),
+        (RuntimeError("[metal] Unable to build the kernel"), 1),
+        (KernelError("[x] no such shape"), 1),
+    ],
+)
+def test_what_lacked_memory_is_tried_again_by_the_next_process(
+    tmp_path, monkeypatch, error, n_tries
+):
+    tries = []
+
+    def problem(*_):
+        tries.append(_)
+        raise error
+
+    monkeypatch.setattr(gate_module, "matmul_problem", problem)
+    for _ in range(2):
+        found = Gate(DEVICE, tmp_path / "verdicts.json")
+        assert not found.matmul(SHAPE).correct and found.matmul(SHAPE).reason.startswith("refused")
+    assert len(tries) == n_tries
 
 
 def test_a_kernel_that_cannot_run_is_a_verdict_not_a_crash():

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from spec_kernels import install, installation
+from spec_kernels import KernelError, install, installation
 from spec_kernels.gate import Gate
 from spec_kernels.hardware import Device
 from spec_kernels.race import AttentionVerdict
@@ -51,23 +51,33 @@ def test_whole_forwards_of_one_row_have_the_last_word_on_one_query(cuda, model, 
 
 
 @pytest.mark.parametrize(
-    ("seconds", "reason"),
+    ("seconds", "reason", "is_kept"),
     [
-        ({500: {"own": 2.0, "replayed": 1.0}, 8000: {"own": 1.0, "replayed": 1.0}}, "not faster"),
-        ({}, "cannot be replayed"),
-        (ZeroDivisionError(), "refused: ZeroDivisionError"),
-        (RuntimeError("[cuda] Out of memory.\nand more"), "refused: [cuda] Out of memory"),
+        (
+            {500: {"own": 2.0, "replayed": 1.0}, 8000: {"own": 1.0, "replayed": 1.0}},
+            "not faster",
+            True,
+        ),
+        ({}, "cannot be replayed", True),
+        (ZeroDivisionError(), "refused: ZeroDivisionError", True),
+        (KernelError("[x] no such shape"), "refused: [x] no such shape", True),
+        (
+            RuntimeError("[cuda] Out of memory.\nand more"),
+            "refused this time: [cuda] Out of memory",
+            False,
+        ),
+        (MemoryError(), "refused this time: MemoryError", False),
     ],
 )
 def test_a_race_of_single_rows_that_is_not_won_changes_nothing(
-    cuda, model, launched, tmp_path, seconds, reason
+    cuda, model, launched, tmp_path, seconds, reason, is_kept
 ):
     kept, seen = tmp_path / "verdicts.json", []
-    for _ in range(2):  # the second time it is known
+    for n in (2, 2 if is_kept else 4):  # the second time it is known
         with install(model, attention_shape=(2, 2, 64), cache=kept) as installed:
             object.__setattr__(model, "installed", installed)
             installed.race_single("qwen3", single_race(seconds, model, seen))
-            assert len(seen) == 2
+            assert len(seen) == n
             assert installed.least_keys(1) is None and installed.least_keys(4) == 512
             (state,) = (op for op in installed.report().ops if op.op == "attention")
             assert state.serves == "4" and state.reason.endswith(reason)

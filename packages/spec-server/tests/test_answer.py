@@ -1,6 +1,9 @@
+import time
+
 import pytest
 
 from spec_server.answer import Marks, Part, Splitter, ToolCall
+from spec_server.harmony import Harmony, parse_call
 from spec_server.tools import bare_parser, call_parser
 
 TOOLS = [
@@ -203,3 +206,54 @@ def test_a_stray_end_mark_is_logged_once_an_answer(caplog):
     for piece in 20 * ["Well", "</tool_call>", " "]:
         splitter.push(piece)
     assert caplog.text.count("it stays text") == 1
+
+
+LONG = {  # what an answer begins and goes on with
+    "a call cut in its JSON": ('<tool_call>{"name": "f", "arguments": {"code": "', "a "),
+    "a call cut in its XML": ("<tool_call>\n<function=f>", "a "),
+    "a string full of end marks": ('<tool_call>{"name": "', "</tool_call> "),
+    "end marks between strings": ('<tool_call>{"', '</tool_call>", "'),
+    "beginnings of an end mark": ("<tool_call>{", "</tool_call"),
+    "an object": ("{", "< "),
+    "line breaks": ("a", "\n"),
+    "line breaks at first": ("", "\n"),
+    "reasoning": ("<think>", "</ "),
+    "text": ("a", "<tool"),
+    "channels: a call": ("<|channel|>commentary to=functions.f<|message|>{", "< "),
+    "channels: a header": ("<|channel|>analysis", " to"),
+    "channels: line breaks": ("", "\n"),
+    "channels: text": ("<|channel|>final<|message|>", "<|"),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_answer_takes_no_longer_for_its_next_token(name):
+    first, more = LONG[name]
+    parse = call_parser(parse_call if "channels" in name else parse_json, TOOLS)
+
+    def seconds(n_before):
+        """Of 20 tokens after so many; the best of a few tries, which a busy machine is not."""
+        splitter = Splitter(MARKS, parse, bare_parser(TOOLS))
+        if "channels" in name:
+            splitter = Harmony(parse)
+        splitter.push(first + more * n_before)
+        taken = []
+        for _ in range(20):
+            start = time.perf_counter()
+            for _ in range(20):
+                splitter.push(more)
+            taken.append(time.perf_counter() - start)
+        return min(taken)
+
+    assert seconds(300_000) < 5 * seconds(100) + 1e-4
+
+
+def test_an_answer_of_calls_that_are_none_is_not_read_again_for_each():
+    """Each begins a string that the next ones are in, up to the end of the answer."""
+
+    def seconds(n):
+        start = time.perf_counter()
+        split('<tool_call>{"' + '</tool_call><tool_call>{\\"' * n + '"</tool_call>')
+        return time.perf_counter() - start
+
+    assert seconds(6000) < 8 * min(seconds(2000) for _ in range(3)) + 0.1

@@ -22,6 +22,35 @@ def made(cap: int, n_accepted: int) -> Round:
                  "x", 0, 0.0, None, cap=cap)  # fmt: skip
 
 
+SECONDS = {
+    "rounds": lambda rng: 10 ** rng.uniform(-12, 6),
+    "absurd": lambda rng: rng.choice([1e-320, 1e-300, 1e-12, 1e-9, 1e-3, 1.0, 1e6, 1e300, 1.7e308]),
+}
+COSTS = {
+    "none": None,
+    "nothing": lambda rows: lambda width: 0.0,
+    "some": lambda rows: (lambda width: 1e-3 * rows * width) if rows % 2 else None,
+    "absurd": lambda rows: lambda width: 1e300 / rows if width % 2 else 1e-300,
+}
+
+
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("seconds", SECONDS)
+def test_no_clock_makes_it_break_off(costs, seconds):
+    for seed in range(50):
+        rng = random.Random(seed)
+        crowd = CrowdCap(
+            rng.choice([1, 4, MOST]), COSTS[costs], lambda rows, cap: 1e-3 * rows * cap
+        )
+        for _ in range(150):
+            width = rng.randint(1, 5)
+            cap = crowd.cap(width)
+            assert 0 <= cap <= MOST
+            rounds = [made(cap, rng.randint(0, cap)) for _ in range(width)]
+            crowd.observe(width, cap, rounds, SECONDS[seconds](rng))
+            crowd.parked(width)
+
+
 class Machine:
     """A scripted target and drafter: what rounds of so many rows cost, and what is accepted.
 

@@ -277,6 +277,41 @@ def test_admission_by_memory(load_tiny):
         assert {a.status_code for a in asyncio.run(crowd())} == {200}
 
 
+@pytest.mark.parametrize("pads", [False, True])
+def test_requests_that_share_a_forward_stay_inside_the_memory_given(load_tiny, pads):
+    """A long one beside short ones: each of their rows is as long as its own."""
+    held = []
+
+    def wrap(target):
+        target._whole, own = Pads() if pads else None, target.join
+
+        def join(caches):
+            batch = own(caches)
+            held.append(batch.nbytes)
+            return batch
+
+        target.join = join
+        return target
+
+    def body(n):
+        return {"model": "m", "prompt": [5] * n, "max_tokens": 60, "temperature": 0}
+
+    budget = 128 * 2500  # bytes a token: for two or three like the long one, for all by their sum
+    settings = Settings(port=0, prefix_bytes=0, kv_bytes=budget)
+    with Server(load_tiny(wrap=wrap), settings) as server:
+        assert server.engine._kv_per_token == 128
+
+        async def crowd():
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+                bodies = [body(700), body(20), body(30), body(25), body(15)]
+                posts = (client.post("/v1/completions", json=b) for b in bodies)
+                return await asyncio.gather(*posts)
+
+        held.clear()  # of the trial whether rows can be joined
+        assert {a.status_code for a in asyncio.run(crowd())} == {200}
+    assert held and max(held) <= budget
+
+
 def test_settings_outside_their_range_are_refused():
     for wrong in ({"max_batch": 0}, {"max_queue": -1}, {"keep_alive_s": 0}, {"api_key": ""}):
         with pytest.raises(ValueError, match=r"\[serve\]"):

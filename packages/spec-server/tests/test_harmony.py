@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from spec_server import Server, Settings
-from spec_server.harmony import Harmony, parse_call
+from spec_server.harmony import Harmony, TextStops, parse_call
 from spec_server.tools import call_parser
 from spec_targets import load_target
 
@@ -181,3 +181,64 @@ def test_the_place_where_the_reasoning_ends_is_known():
     splitter.push(said)
     splitter.finish()
     assert said[: splitter.n_reasoned].endswith("<|message|>hm")
+
+
+STOPS = {  # script, stop strings: what is left of the text
+    ("answer", "final"): "It is 4, not <5>.",
+    ("answer", "n"): "It is 4, ",
+    ("answer", "<"): "It is 4, not ",
+    ("answer", "|"): "It is 4, not <5>.",
+    ("answer", "see"): "It is 4, not <5>.",
+    ("answer", "<|end|>"): "It is 4, not <5>.",
+    ("answer", "<5>.<"): "It is 4, not <5>.",
+    ("call", "assistant"): "One moment.",
+    ("call", "city"): "One moment.",
+    ("call", "mo"): "One ",
+    ("call", "nt.x"): "One moment.",
+    ("two texts", "commentary"): "One.\n\nTwo.",
+    ("two texts", "e.T"): "One.\n\nTwo.",
+    ("two texts", "Tw"): "One.",
+    ("plain", "st s"): "Ju",
+    ("plain", "o."): "Just s",
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 10**6])
+@pytest.mark.parametrize(("key", "stop"), STOPS)
+def test_a_stop_string_is_looked_for_in_what_the_user_reads(key, stop, chunk):
+    stops, text, said = TextStops([stop]), SCRIPTS[key], []
+    for at in range(0, len(text), chunk):
+        said.append(stops.push(text[at : at + chunk]))
+        if stops.found is not None:
+            break
+    else:
+        said.append(stops.finish())
+    cut = "".join(said)
+    assert text.startswith(cut) and (cut == text) == (stops.found is None)
+    splitter = Harmony(call_parser(parse_call, [TOOL]))
+    parts = splitter.push(cut) + splitter.finish()
+    assert "".join(p.text for p in parts if p.kind == "text") == STOPS[key, stop]
+
+
+def test_what_is_no_stop_string_is_handed_on_at_once():
+    stops = TextStops(["nal"])
+    assert stops.push("<|channel|>analysis<|message|>fi") == "<|channel|>analysis<|message|>fi"
+    said = stops.push("n<|end|><|start|>assistant<|channel|>final<|message|>fin")
+    assert said == "n<|end|><|start|>assistant<|channel|>final<|message|>fi"
+    more = "<|end|><|channel|>analysis<|message|>a"
+    assert stops.push(more) == f"n{more}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("key", "stop"), STOPS)
+def test_an_answer_in_channels_ends_at_a_stop_string_of_its_text(server, key, stop, stream):
+    body = {"model": "m", "temperature": 0, "stop": [stop], "stream": stream, "tools": [TOOL]}
+    body["messages"] = [{"role": "user", "content": f"say:{key};"}]
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+    if stream:
+        lines = [x[6:] for x in answer.text.splitlines() if x.startswith("data: {")]
+        choices = [c for x in lines for c in json.loads(x)["choices"]]
+        text = "".join(c["delta"].get("content") or "" for c in choices)
+    else:
+        text = answer.json()["choices"][0]["message"]["content"] or ""
+    assert text == STOPS[key, stop]

@@ -165,8 +165,8 @@ def _drafter_key(pair: Pair, options: dict[str, Any]) -> str:
         drafter.name,
         weights,
         f"block {drafter.max_draft}",
-        f"bits {options['drafter_bits']}",
-        f"window {options['drafter_window']}",
+        f"bits {options['drafter_bits'] or 4}",
+        f"window {4096 if options['drafter_window'] is None else options['drafter_window']}",
         "" if threshold is None else f"threshold {threshold:g}",
     )
     return ", ".join(part for part in parts if part)

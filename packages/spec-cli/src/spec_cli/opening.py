@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from glob import escape
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ class Wish:
     Attributes:
         mode: "auto", "baseline" or a drafter's name.
         drafter: Folder or hub id of the drafter's weights; None lets the mode decide.
-        options: For drafters with weights: bits, window, confidence_threshold.
+        options: What was given of bits, window, confidence_threshold and lookup_drafts.
     """
 
     mode: str = AUTO
@@ -70,7 +71,12 @@ class Opened:
         Raises:
             SpecError: the drafter cannot be run; the message says what would work.
         """
-        return Pair(self.target, self._drafter(wish), self.tokenizer)
+        drafter = self._drafter(wish)
+        own = getattr(drafter, "other", None) or drafter  # without the lookup in front
+        for name in ("bits", "window"):
+            if name in wish.options and name not in signature(type(own)).parameters:
+                remark_unused(name, own.name)
+        return Pair(self.target, drafter, self.tokenizer)
 
     def _drafter(self, wish: Wish) -> Any:
         if wish.mode == BASELINE:
@@ -87,6 +93,11 @@ class Opened:
                 raise
             note(f"Drafting by lookup: {error}")
             return load(None, self.target, mode="lookup")
+
+
+def remark_unused(name: str, what: str) -> None:
+    """Say that what drafts has no use for an option."""
+    note(f"[drafter] --drafter-{name} changes nothing for {what}. Leave it out.")
 
 
 def open_target(

@@ -22,6 +22,7 @@ from spec_core.protocols import BatchTarget, Cap, Crowd, PromptsTogether
 from spec_core.request import Request, WholePrompt
 from spec_core.sampling import Sampling
 from spec_core.shared import Outcomes, Row, RowCache, Shared
+from spec_core.text import StopStrings
 from spec_core.types import Round, TargetOutput
 
 _PROMPTS = 512  # tokens of several prompts in one step: short ones join together
@@ -66,7 +67,7 @@ class Batch:
         sampling: Sampling | None = None,
         cap: Cap | None = None,
         stop_ids: Sequence[int] | None = None,
-        stop_strings: Sequence[str] = (),
+        stop_strings: Sequence[str] | StopStrings = (),
         cache: Any = None,
         prefill_chunk: int = 512,
         on_prefill: Callable[[Row, int, int], None] | None = None,

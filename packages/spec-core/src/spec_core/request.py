@@ -11,7 +11,7 @@ from spec_core.errors import SpecError
 from spec_core.pair import Pair
 from spec_core.protocols import Cache
 from spec_core.sampling import Sampling
-from spec_core.text import TextStream
+from spec_core.text import StopStrings, TextStream
 from spec_core.types import TargetOutput
 
 
@@ -25,7 +25,7 @@ class Request:
         max_tokens: int,
         sampling: Sampling,
         stop_ids: Sequence[int] | None,
-        stop_strings: Sequence[str],
+        stop_strings: Sequence[str] | StopStrings,
         prefill_chunk: int,
     ) -> None:
         tokenizer = pair.tokenizer

@@ -11,13 +11,51 @@ _MOST_BYTES = 4  # of a character in UTF-8; an id stands for one or more
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 
 
+class StopStrings:
+    """Looks for the first of some strings in a text that comes in pieces.
+
+    Args:
+        strings: Non-empty, or one alone.
+
+    Attributes:
+        found: The string that ended the text, or None.
+
+    Raises:
+        ValueError: a string is empty.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = (strings,) if isinstance(strings, str) else tuple(strings)
+        if not all(self._strings):
+            raise ValueError("[stop] A stop string must have at least one character, got ''.")
+        self._held = ""
+        self.found: str | None = None
+
+    def push(self, text: str) -> str:
+        """Add text; returns what is final of it: part of no stop string, and before the first."""
+        text = self._held + text
+        found = [(at, stop) for stop in self._strings if (at := text.find(stop)) >= 0]
+        if found:
+            at, self.found = min(found)
+            self._held = ""
+            return text[:at]
+        cut = len(text) - max((_overlap(text, stop) for stop in self._strings), default=0)
+        self._held = text[cut:]
+        return text[:cut]
+
+    def finish(self) -> str:
+        """What is still held back, after the last text."""
+        held, self._held = self._held, ""
+        return held
+
+
 class TextStream:
     """Decodes one answer token by token and looks for stop strings.
 
     Args:
         decode: Ids to text; a character cut in half appears as U+FFFD.
         stop_strings: Non-empty strings that end the text, or one alone; the text is cut just before
-            the first.
+            the first. Or what looks for them, for this stream alone.
         prompt_tail: Ids just before the answer, so that a tokenizer that treats the first token of
             a text differently (a leading space) sees the answer in its place.
 
@@ -28,36 +66,40 @@ class TextStream:
     def __init__(
         self,
         decode: Callable[[Sequence[int]], str],
-        stop_strings: Sequence[str] = (),
+        stop_strings: Sequence[str] | StopStrings = (),
         prompt_tail: Sequence[int] = (),
     ) -> None:
-        if isinstance(stop_strings, str):
-            stop_strings = (stop_strings,)
-        if any(not stop for stop in stop_strings):
-            raise ValueError("[stop] A stop string must have at least one character, got ''.")
+        if not isinstance(stop_strings, StopStrings):
+            stop_strings = StopStrings(stop_strings)
         self._decode = decode
-        self._stops = tuple(stop_strings)
+        self._stops = stop_strings
         self._ids = list(prompt_tail)
         self._start = 0  # decode from here: enough context to render the newest tokens
         self._read = len(self._ids)  # text of the ids before this one has been taken
         self._known: str | None = None  # that text, from _start on, where it is at hand
-        self._held: str = ""
-        self.stopped = False
-        self.stopped_by: str | None = None  # the stop string that ended the text
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stops.found
+
+    @property
+    def stopped(self) -> bool:
+        """True once one did."""
+        return self._stops.found is not None
 
     def push(self, token: int) -> str:
         """Add one token; returns text that became final. Sets `stopped` at a stop string."""
         self._ids.append(token)
         text = self._new_text()
-        return self._release(text) if text else ""
+        return self._stops.push(text) if text else ""
 
     def finish(self) -> str:
         """The text still held back, after the last token; a half character becomes U+FFFD."""
         if self.stopped:
             return ""
-        text = self._release(self._new_text(final=True))
-        held, self._held = self._held, ""
-        return text if self.stopped else text + held
+        text = self._stops.push(self._new_text(final=True))
+        return text if self.stopped else text + self._stops.finish()
 
     def _new_text(self, *, final: bool = False) -> str:
         if self._known is None:
@@ -84,18 +126,6 @@ class TextStream:
         n_held = min(*(len(t) - len(t.rstrip(_PARTIAL)) for t in (tail, new)), _MOST_BYTES - 1)
         self._known = tail[: len(tail) - n_held]
         return new[: len(new) - n_held]
-
-    def _release(self, text: str) -> str:
-        text = self._held + text
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            at, self.stopped_by = min(found)
-            self.stopped, self._held = True, ""
-            return text[:at]
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
-        cut = len(text) - keep
-        self._held = text[cut:]
-        return text[:cut]
 
 
 def _overlap(text: str, stop: str) -> int:

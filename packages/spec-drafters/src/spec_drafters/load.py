@@ -5,7 +5,7 @@ checkpoint the table of known pairs decides, and lookup where it knows none.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from inspect import signature
@@ -198,26 +198,29 @@ def _with_lookup(drafter: Drafter, in_front: bool) -> Drafter:
 
 def _load(name: Path | str, target: Target, mode: str, settings: dict[str, Any]) -> Drafter:
     folder = locate(name)
-    with _blamed_on_config(folder):
+    with _blamed_on_config(folder, ()):
         checkpoint = open_checkpoint(folder)
         kind = detect(checkpoint)
     _refuse_unknown(settings, _FAMILIES[kind])
-    with _blamed_on_config(folder):
+    with _blamed_on_config(folder, sorted(settings.keys() - _NAMED)):
         drafter = _made(checkpoint, kind, target, mode, settings)
     _try_out(drafter, target, folder.name)
     return drafter
 
 
 @contextmanager
-def _blamed_on_config(folder: Path) -> Iterator[None]:
-    """Settings of a wrong kind fail in any way."""
+def _blamed_on_config(folder: Path, options: Sequence[str]) -> Iterator[None]:
+    """Settings of a wrong kind fail in any way, and so do options that were given."""
     try:
         yield
     except SpecError:
         raise
     except Exception as error:
+        what = "sound settings in config.json"
+        if options:
+            what += f" and sound options, here {', '.join(options)}"
         raise LoadError(
-            f'[load] Drafter "{folder.name}" must have sound settings in config.json, and fails '
+            f'[load] Drafter "{folder.name}" must have {what}, and fails '
             f"with: {one_line(error, 200)}. Use lookup, or another drafter."
         ) from error
 

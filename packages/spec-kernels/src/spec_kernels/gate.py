@@ -1,7 +1,8 @@
 """Decides on the device, once per shape, whether a kernel replaces stock MLX.
 
 Numerics first, then a race; a shape that fails or loses stays stock. Verdicts are kept in a file,
-keyed by everything that could change them. Knows shapes, no models.
+keyed by everything that could change them; one for want of memory holds for this process. Knows
+shapes, no models.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from spec_kernels._build import MAX_ROWS, KernelError, revision
+from spec_kernels._build import MAX_ROWS, revision
 from spec_kernels._files import replace_file
 from spec_kernels.hardware import Device
 from spec_kernels.matmul import RowMatmul
@@ -21,6 +22,8 @@ from spec_kernels.numerics import AttentionShape, MatmulShape, attention_problem
 from spec_kernels.race import AttentionVerdict, Verdict, race_attention, race_matmul
 
 TRIED_OUTPUTS = 16384
+_THIS_TIME = "refused this time: "
+_LACKS_MEMORY = ("memory", "unable to allocate")  # MLX says so in a RuntimeError
 
 
 class Gate:
@@ -97,7 +100,8 @@ class Gate:
         self._stored[self._key(what)] = verdict
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path, json.dumps(self._stored, indent=1, sort_keys=True).encode())
+            kept = {key: v for key, v in self._stored.items() if not _may_pass(v)}
+            replace_file(self._path, json.dumps(kept, indent=1, sort_keys=True).encode())
 
     def _measure_matmul(self, shape: MatmulShape) -> Verdict:
         # A head of 150,000 outputs behaves like one of 16,384 and would cost gigabytes to try.
@@ -110,8 +114,8 @@ class Gate:
             if not self._race:
                 return Verdict(True, every, None, "correct; not raced")
             return race_matmul(shape, self._where)
-        except (KernelError, RuntimeError, ValueError) as error:
-            return Verdict(False, frozenset(), None, f"refused: {first_line(error)}")
+        except (RuntimeError, ValueError, MemoryError) as error:
+            return Verdict(False, frozenset(), None, why_not(error))
 
     def _measure_attention(self, shape: AttentionShape) -> AttentionVerdict:
         try:
@@ -122,13 +126,22 @@ class Gate:
                 every = dict.fromkeys(range(1, MAX_ROWS[self._where] + 1), 1)
                 return AttentionVerdict(True, every, "correct; not raced")
             return race_attention(shape, self._where)
-        except (KernelError, RuntimeError, ValueError) as error:
-            return AttentionVerdict(False, {}, f"refused: {first_line(error)}")
+        except (RuntimeError, ValueError, MemoryError) as error:
+            return AttentionVerdict(False, {}, why_not(error))
 
 
-def first_line(error: Exception) -> str:
-    """What an error says, without its end."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+def why_not(error: Exception) -> str:
+    """The reason of a verdict where measuring broke off.
+
+    Memory that was lacking may be there the next time: no file keeps such a one.
+    """
+    said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    lacks = isinstance(error, MemoryError) or any(word in said.lower() for word in _LACKS_MEMORY)
+    return f"{_THIS_TIME if lacks else 'refused: '}{said}"
+
+
+def _may_pass(verdict: dict[str, Any]) -> bool:
+    return str(verdict.get("reason", "")).startswith(_THIS_TIME)
 
 
 def _read(path: Path | None) -> dict[str, Any]:

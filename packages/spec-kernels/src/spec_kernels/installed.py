@@ -13,7 +13,7 @@ from typing import Any
 import mlx.nn as nn
 
 from spec_kernels.attention_layers import AttentionKernel
-from spec_kernels.gate import Gate, first_line
+from spec_kernels.gate import Gate, why_not
 from spec_kernels.hardware import Device
 from spec_kernels.layers import LinearKernel, Switch, unwrap
 from spec_kernels.race import raced_rows
@@ -244,7 +244,7 @@ class Installed:
                 with self.tracing():
                     seconds = measure(use)
             except Exception as error:  # a model's own code fails in any way, and so may memory
-                reason = f"refused: {first_line(error)}"
+                reason = why_not(error)
             finally:
                 use(False)
             won = replays_win(seconds)

@@ -3,7 +3,8 @@
 The same splitter serves streamed and whole answers, so both always agree. Text is held back while
 it may still turn into a mark. A call inside the reasoning stays reasoning; a mark inside quoted
 code stays text; an end mark inside a string of a call's JSON is part of it; a call whose opening
-mark is missing is one where the answer begins with it. Knows nothing about dialects.
+mark is missing is one where the answer begins with it. What is held back is searched once, however
+many pieces it comes in. Knows nothing about dialects.
 """
 
 import logging
@@ -16,7 +17,9 @@ Kind = Literal["reasoning", "text", "call"]
 ParseCall = Callable[[str], "list[ToolCall] | None"]
 _log = logging.getLogger("spec_server")
 _BODIES = ("{", "<function=")  # how a call begins whose opening mark is missing
-_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"?'  # of JSON; it may be cut
+_IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # of JSON
+_SPACE = re.compile(r"\s*")
+_MOST_MISREAD = 8  # calls of an answer that are read again up to their first end mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,10 @@ class Splitter:
         self._blank = True  # nothing but white space in the reasoning so far
         self._after_reasoning = False
         self._code = _Code()
-        self._space = ""  # white space before the mark of the call being gathered
-        self._n_searched = 0  # characters of the call being gathered that hold no end of it
+        self._space = ""  # white space before what is held: no part of the text if a call follows
+        self._n_searched = 0  # characters of what is held that were looked at in vain
+        self._end_of_call: _EndOfCall | None = None  # of the call being gathered
+        self._n_misread = 0
         self._ended = False
         self._warned = False
         self._after_call = False  # white space that follows is no part of the text
@@ -100,7 +105,9 @@ class Splitter:
 
     def push(self, text: str) -> list[Part]:
         """Add text; returns the parts that became final."""
-        self._held += text
+        held, self._held = self._held, ""
+        held += text  # in place, since nothing else refers to it
+        self._held = held
         self._n_seen += len(text)
         parts: list[Part] = []
         while self._advance(parts):
@@ -123,7 +130,7 @@ class Splitter:
             self.n_reasoned = self._n_seen
             parts += [Part("reasoning", rest)] if rest else []
         elif self._state == "text" or not self._after_reasoning:
-            parts += self._text(rest)
+            parts += self._text(self._space + rest)
         return parts
 
     # -- one step of the machine; True when there may be another one -------------------------------
@@ -141,13 +148,14 @@ class Splitter:
 
     def _begin(self) -> bool:
         """Before the first visible character: reasoning, a bare call, or text."""
-        seen = self._held.lstrip()
+        self._n_searched = end_of_space(self._held, self._n_searched)
+        seen = self._held[self._n_searched :]
         if not seen:
             return False
         if self._think is not None:
             start = self._think[0]
             if seen.startswith(start):
-                self._held = seen[len(start) :]
+                self._held, self._n_searched = seen[len(start) :], 0
                 self._state, self._blank = "reasoning", True
                 return True
             if start.startswith(seen):
@@ -159,6 +167,7 @@ class Splitter:
                 return False
         if self._after_reasoning:
             self._held = seen
+        self._n_searched = 0
         self._state = "bare" if bare else "text"
         return True
 
@@ -195,16 +204,19 @@ class Splitter:
                     '[tools] The answer holds "%s" without "%s"; it stays text.', end, start
                 )
             text = self._cut(start, end)
-            body = text.rstrip()  # white space before a call is no part of the text
-            self._held = text[len(body) :] + self._held
-            parts += self._text(body)
+            body = text.rstrip()
+            space, self._space = self._space, ""
+            if body:
+                parts += self._text(space + body, behind=len(text) - len(body))
+                space = ""
+            space += text[len(body) :]
+            self._space = space
             return False
-        before = self._held[:at]
+        before, self._space = self._space + self._held[:at], ""
+        self._held = self._held[at + len(start) :]
         if self._quoted(before):
-            self._held = self._held[at + len(start) :]
             parts += self._text(before + start)
             return True
-        self._held = self._held[at + len(start) :]
         body = before.rstrip()
         self._space = before[len(body) :]
         parts += self._text(body, behind=len(self._space) + len(start))
@@ -214,44 +226,41 @@ class Splitter:
     def _gather(self, parts: list[Part]) -> bool:
         assert self._call is not None and self._parse is not None
         start, end = self._call
-        first = self._held.find(end) if end else -1
-        if first < 0:
+        if not end:
             return False
-        at = self._end_of_call(end)
+        if self._end_of_call is None:
+            self._end_of_call = _EndOfCall(end, json=self._n_misread < _MOST_MISREAD)
+        at = self._end_of_call.find(self._held)
         if at < 0 and not self._ended:
+            return False
+        first = self._held.find(end)
+        if first < 0:
             return False
         body = self._held if at < 0 else self._held[:at]
         calls = self._parse(body)
         if not calls and at != first:  # it was no JSON, so that nothing in it was a string
+            self._n_misread += 1
             body = self._held[:first]
             calls = self._parse(body)
         self._held = self._held[len(body) + len(end) :]
-        self._state, self._n_searched = "text", 0
+        self._state, self._end_of_call = "text", None
+        space, self._space = self._space, ""
         if calls:
             parts += self._calls(calls)
             self._after_call = True
         else:
-            parts += self._text(self._space + start + body + end)
+            parts += self._text(space + start + body + end)
         return True
-
-    def _end_of_call(self, end: str) -> int:
-        """Where the call being gathered ends: no string of JSON holds the mark. -1: not yet."""
-        if not self._held.lstrip().startswith("{"):
-            return self._held.find(end)
-        if self._held.find(end, self._n_searched) >= 0:
-            for found in re.finditer(f"{_STRING}|{re.escape(end)}", self._held, re.DOTALL):
-                if found[0] == end:
-                    return found.start()
-            self._n_searched = self._held.rfind(end) + len(end)
-        return -1
 
     def _gather_bare(self, parts: list[Part]) -> bool:
         """What may be a call without its opening mark, up to the next mark or the end."""
         if self._call is None:
             return False
-        places = [(self._held.find(mark), mark) for mark in self._call if mark]
+        marks = [mark for mark in self._call if mark]
+        places = [(self._held.find(mark, self._n_searched), mark) for mark in marks]
         at, mark = min((place for place in places if place[0] >= 0), default=(-1, ""))
         if at < 0:
+            self._n_searched = max(0, len(self._held) - max(map(len, marks)) + 1)
             return False
         calls = self._parse_bare(self._held[:at]) if self._parse_bare is not None else None
         self._state = "text"
@@ -291,6 +300,49 @@ class Splitter:
         return code.fenced or code.inline
 
 
+class _EndOfCall:
+    """Where the call being gathered ends: no string of JSON holds the mark.
+
+    Args:
+        end: The mark.
+        json: The call may be JSON, which it is if it begins with a brace.
+    """
+
+    def __init__(self, end: str, *, json: bool) -> None:
+        self._end = end
+        self._json = json
+        self._stop: re.Pattern[str] | None = None  # the mark, or what opens a string
+        self._in_string = False
+        self._n_searched = 0
+
+    def find(self, held: str) -> int:
+        """The place in a call that has grown since the last time; -1: not yet."""
+        if self._stop is None:
+            self._n_searched = end_of_space(held, self._n_searched)
+            if self._n_searched == len(held):
+                return -1
+            strings = self._json and held[self._n_searched] == "{"
+            self._stop = re.compile(('"|' if strings else "") + re.escape(self._end))
+        while not self._in_string or self._leave_string(held):
+            found = self._stop.search(held, self._n_searched)
+            if found is None:
+                self._n_searched = max(self._n_searched, len(held) - len(self._end) + 1)
+                return -1
+            if found[0] == self._end:
+                return found.start()
+            self._n_searched, self._in_string = found.end(), True
+        return -1
+
+    def _leave_string(self, held: str) -> bool:
+        """Go on behind the string that was open; False when it still is."""
+        inside = _IN_STRING.match(held, self._n_searched)
+        assert inside is not None
+        self._n_searched = inside.end()
+        self._in_string = held[self._n_searched : self._n_searched + 1] != '"'
+        self._n_searched += not self._in_string
+        return not self._in_string
+
+
 @dataclass(slots=True)
 class _Code:
     """Whether a text ends inside back-ticks: a fence, or code within one line."""
@@ -314,3 +366,9 @@ class _Code:
         elif self.run and not self.fenced:
             self.inline = not self.inline
         self.run = 0
+
+
+def end_of_space(text: str, start: int) -> int:
+    """Where white space ends that begins at a place, if only there."""
+    space = _SPACE.match(text, start)
+    return space.end() if space is not None else start

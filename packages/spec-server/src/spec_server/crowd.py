@@ -48,7 +48,7 @@ _SLOPE = 0.2  # share of a plain step that a position is taken to cost until one
 _NEW = 3  # blocks of a size that a device may compile something for
 _NEW_S = 0.02  # what each of them is taken to cost beside its round, until some have come
 _NEW_ALLOWANCE = 0.3  # seconds for new sizes at first; then a share of the time as above
-_LEAST_S = 1e-9  # what a round is expected to take is divided by
+_LEAST_S, _MOST_S = 1e-9, 1e9  # what a round is taken to last, whatever a clock says
 _STRAY = math.log(1.5)  # one slow round raises an average as if it were at most this far off
 
 
@@ -235,6 +235,7 @@ class CrowdCap:
         n_tokens = sum(len(round_.tokens) for round_ in rounds)
         if seconds <= 0 or not n_tokens:
             return
+        seconds = min(max(seconds, _LEAST_S), _MOST_S)
         known = self._known(width)
         saved = self._saved_for_new_s + _ALLOWANCE * seconds
         self._saved_for_new_s = min(saved, max(_NEW_ALLOWANCE, _NEW * self._new_s))

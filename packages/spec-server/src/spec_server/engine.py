@@ -8,7 +8,6 @@ import gc
 import logging
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Literal
@@ -23,7 +22,7 @@ from spec_core.protocols import Bounded, DraftsTogether
 from spec_server.crowd import CrowdCap
 from spec_server.disk import DiskTier, open_disk_tier
 from spec_server.errors import PromptTooLong, Refusal
-from spec_server.jobs import Ask, End, Event, Failure, Job, Progress, Served
+from spec_server.jobs import ENDLESS, Ask, End, Event, Failure, Job, Progress, Served
 from spec_server.metrics import Metrics
 from spec_server.prefix import RUNG_SHARE, PrefixCache
 from spec_server.running import Generation, Machinery
@@ -260,17 +259,18 @@ class Engine:
             self._begin(job)
 
     def _fits(self, ask: Ask) -> bool:
-        """Whether the caches of all running requests and of this one stay inside the budget."""
+        """Whether the caches of all running requests and of this one stay inside the budget.
+
+        In a shared forward each is as large as the longest, for as many as the next power of two.
+        """
         budget = self.settings.kv_bytes
         if budget is None:
             return True
-        asks = [ask, *(g.job.ask for g in self._running)]
-        n_tokens = sum(len(a.prompt) + min(a.max_tokens, self._room_of(a)) for a in asks)
+        asks, context = [ask, *(g.job.ask for g in self._running)], self.context_length or ENDLESS
+        sizes = [min(len(a.prompt) + a.max_tokens, context) for a in asks]
+        shared = max(sizes) << (len(sizes) - 1).bit_length()
+        n_tokens = shared if self.batch_refusal is None else sum(sizes)
         return n_tokens * self._kv_per_token <= budget
-
-    def _room_of(self, ask: Ask) -> int:
-        context = self.context_length
-        return context - len(ask.prompt) if context is not None else ask.max_tokens
 
     def _begin(self, job: Job) -> None:
         assert self._batch is not None and self.machinery is not None and self.prefix is not None
@@ -391,10 +391,7 @@ def _kv_per_token(served: Served) -> float:
     target = served.pair.target
     cache = target.make_cache()
     target.prefill([1, 2, 3, 4, 5, 6, 7, 8], cache)
-    n_bytes, mark = cache.nbytes, time.perf_counter()
-    mx.clear_cache()
-    _log.debug("[engine] warm after %.3f s", time.perf_counter() - mark)
-    return n_bytes / 256
+    return cache.nbytes / 256
 
 
 __all__ = ["End", "Engine", "Status"]

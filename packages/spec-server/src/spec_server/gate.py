@@ -22,6 +22,7 @@ from spec_server.errors import Refusal, body_of, dialect_of
 from spec_server.metrics import Metrics
 from spec_server.settings import LOOPBACK, Settings
 
+_SILENCE_S = 60.0  # within a body; a client that has died is not always noticed
 _OPEN = frozenset({"/health"})
 
 
@@ -157,15 +158,22 @@ class _TooLarge(HTTPException):
 
 
 class _Limited:
-    """Counts the bytes of a body as they come."""
+    """Counts the bytes of a body as they come, and does not wait for ever for the next ones."""
 
     def __init__(self, receive: Receive, most: int) -> None:
         self._receive = receive
         self._most = most
         self._n = 0
+        self._ended = False  # the client's leaving is awaited for as long as its answer takes
 
     async def __call__(self) -> Message:
-        message = await self._receive()
+        try:
+            async with asyncio.timeout(None if self._ended else _SILENCE_S):
+                message = await self._receive()
+        except TimeoutError:
+            detail = f"[body] The body must go on within {_SILENCE_S:g} s, got nothing."
+            raise HTTPException(408, detail, {"Connection": "close"}) from None
+        self._ended = not message.get("more_body", False)
         self._n += len(message.get("body", b""))
         if self._n > self._most:
             raise _TooLarge

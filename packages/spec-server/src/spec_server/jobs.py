@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from spec_calibrate import Curve
 from spec_core import Cap, Pair, Sampling
+from spec_core.text import StopStrings
 from spec_core.types import FinishReason
+from spec_server.harmony import TextStops
 
 ENDLESS = 2**40  # the limit of an answer without one: it ends with the context
 
@@ -37,6 +39,8 @@ class Ask:
         max_tokens: Most tokens to emit; 0 only forwards the prompt, ENDLESS is no limit.
         sampling: How to draw.
         stop: Strings that end the text.
+        channels: The answer comes in channels, and these strings end what the user reads of it.
+        in_reasoning: The prompt has opened the reasoning.
         top_logprobs: Alternatives per token; None for no log-probabilities at all.
         score_prompt: Log-probabilities of the prompt's tokens too, with as many alternatives.
         biases: Token id -> number added to its logit.
@@ -53,6 +57,8 @@ class Ask:
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
+    channels: bool = False
+    in_reasoning: bool = False
     top_logprobs: int | None = None
     score_prompt: bool = False
     biases: tuple[tuple[int, float], ...] = ()
@@ -62,6 +68,12 @@ class Ask:
     max_draft: int | None = None
     by_token: bool = False
     show_markers: bool = False
+
+    def stops(self) -> StopStrings:
+        """What looks for the strings in one text of the answer."""
+        if self.channels and self.stop:
+            return TextStops(self.stop, in_reasoning=self.in_reasoning)
+        return StopStrings(self.stop)
 
     @property
     def forwarded(self) -> tuple[int, ...]:

@@ -86,7 +86,7 @@ class Machinery:
             max_tokens=max(ask.max_tokens, 1),  # the loop draws one; it is left out for none
             sampling=ask.sampling,
             cap=self.served.make_cap(ask.max_draft),
-            stop_strings=ask.stop,
+            stop_strings=ask.stops(),
             cache=hit.cache if hit is not None else None,
             prefill_chunk=min(prefill_chunk, _SCORED_CHUNK) if ask.score_prompt else prefill_chunk,
             on_prefill=generation.forwarded,
@@ -131,7 +131,7 @@ class Generation:
         self._drafts: dict[int, Any] = {}
         self._by_token: TextStream | None = None
         if job.ask.by_token:
-            self._by_token = TextStream(words.decode, job.ask.stop, job.ask.prompt[-4:])
+            self._by_token = TextStream(words.decode, job.ask.stops(), job.ask.prompt[-4:])
 
     @property
     def n_emitted(self) -> int:

@@ -101,6 +101,8 @@ class Service:
                         max_tokens=limit,
                         sampling=replace(wish.sampling, seed=seed),
                         stop=wish.stop,
+                        channels=chat is not None and chat.marks.harmony,
+                        in_reasoning=chat is not None and chat.marks.in_reasoning,
                         top_logprobs=wish.top_logprobs,
                         score_prompt=wish.echo and wish.top_logprobs is not None,
                         biases=wish.biases,

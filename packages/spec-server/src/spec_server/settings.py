@@ -20,7 +20,9 @@ class Settings:
         max_body_bytes: Largest request body.
         max_queue: Requests that may wait; one more is answered 429.
         max_batch: Requests that are decoded at the same time.
-        kv_bytes: Memory for the caches of running requests, by estimate; None sets no limit.
+        kv_bytes: Memory for the caches of running requests, by what they may grow to: requests that
+            share a forward take as much each as the longest, and as if their number were a power of
+            two. Twice as much for a moment when one joins or leaves. None sets no limit.
         prefix_bytes: Memory for states of earlier prompts; 0 keeps none.
         prefix_dir: Folder that keeps such states over restarts; None keeps none.
         prefix_disk_bytes: Most bytes in that folder.

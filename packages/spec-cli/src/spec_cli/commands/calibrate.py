@@ -13,6 +13,7 @@ from spec_cli.commands.options import (
     model_options,
     names_of,
     open_target,
+    refuse_unused,
     wish_of,
 )
 from spec_cli.commands.plots import check_plot, draw, plot_option
@@ -39,6 +40,7 @@ def calibrate(plot: Path | None, clear: bool, cached: bool, as_json: bool, **opt
             render.lines([f"{n_gone} calibrations deleted from {folder}"])
         return
     check_plot(plot)
+    refuse_unused(options, options["mode"])
     opened = open_target(options)
     pair = opened.pair(wish_of(options, options["mode"], options["drafter"]))
     found = caps.calibration_of(opened, pair, options, anew=not cached)

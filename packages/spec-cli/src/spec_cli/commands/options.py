@@ -88,14 +88,12 @@ _DRAFTER = [
         help="Cut a draft before the first token the drafter trusts less; 0 = off.",
     ),
     click.option(
-        "--drafter-bits", type=click.Choice(["4", "8", "16"]), default="4", show_default=True
+        "--drafter-bits", type=click.Choice(["4", "8", "16"]), help="Of its weights.  [default: 4]"
     ),
     click.option(
         "--drafter-window",
         type=click.IntRange(0),
-        default=4096,
-        show_default=True,
-        help="Newest rows a drafter sees; 0 = all.",
+        help="Newest rows a drafter sees; 0 = all.  [default: 4096]",
     ),
 ]
 _SAMPLING = [
@@ -150,7 +148,7 @@ def texts_of(options: dict[str, Any], *texts: str) -> None:
 
 
 def refuse_unused(options: dict[str, Any], *modes: str) -> None:
-    """Refuse drafter options where no mode has a drafter with weights to take them."""
+    """Refuse drafter options where no mode has a drafter with weights, or say so."""
     if any(mode not in _WITHOUT_WEIGHTS for mode in modes):
         return
     for name in ("drafter", "confidence_threshold", "lookup_drafts"):
@@ -159,23 +157,24 @@ def refuse_unused(options: dict[str, Any], *modes: str) -> None:
                 f"--{name.replace('_', '-')} needs a mode whose drafter has weights, got --mode "
                 f"{', '.join(modes)}. Leave one of them out."
             )
+    for name in ("bits", "window"):  # which a script passes to each of its modes
+        if options[f"drafter_{name}"] is not None:
+            opening.remark_unused(name, " and ".join(modes))
 
 
 def wish_of(options: dict[str, Any], mode: str, drafter: str | None) -> opening.Wish:
     """What the drafter options ask for, in one mode."""
-    with_weights = mode not in _WITHOUT_WEIGHTS
-    return opening.Wish(
-        mode=mode,
-        drafter=drafter if with_weights else None,
-        options={
-            "bits": int(options["drafter_bits"]),
-            "window": options["drafter_window"],
-            "confidence_threshold": options["confidence_threshold"],
-            "lookup_drafts": options["lookup_drafts"],
-        }
-        if with_weights
-        else {},
-    )
+    if mode in _WITHOUT_WEIGHTS:
+        return opening.Wish(mode)
+    bits = options["drafter_bits"]
+    found = {
+        "bits": None if bits is None else int(bits),
+        "window": options["drafter_window"],
+        "confidence_threshold": options["confidence_threshold"],
+        "lookup_drafts": options["lookup_drafts"],
+    }
+    given = {name: value for name, value in found.items() if value is not None}
+    return opening.Wish(mode, drafter, given)
 
 
 def kv_bits_of(options: dict[str, Any]) -> int | None:

@@ -55,11 +55,13 @@ class CompletionAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """The finished completion."""
-        texts = [""] * len(self._choices)
+        texts: list[list[str]] = [[] for _ in self._choices]
         async for item in self._exchange.events():
             if item is not None and isinstance(item[1], Piece | Scored | End):
-                texts[item[0]] += self._take(*item)
-        choices = [self._choice(i, text, self._ends[i].reason) for i, text in enumerate(texts)]
+                texts[item[0]].append(self._take(*item))
+        choices = [
+            self._choice(i, "".join(own), self._ends[i].reason) for i, own in enumerate(texts)
+        ]
         return {**self._base, "choices": choices, "usage": self._usage(), "x_spec": self._told()}
 
     async def stream(self, silence_s: float) -> AsyncIterator[bytes]:

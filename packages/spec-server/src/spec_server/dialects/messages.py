@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from itertools import groupby
 from typing import Any
 
 from spec_server.answer import Part
@@ -10,8 +11,6 @@ from spec_server.errors import body_of
 from spec_server.exchange import Broken, Exchange
 from spec_server.jobs import End, Figures, Piece
 from spec_server.schema.base import Wish
-
-_TYPES = {"text": "text", "reasoning": "thinking", "call": "tool_use"}
 
 
 class MessageAnswer:
@@ -39,16 +38,14 @@ class MessageAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """The finished message."""
-        blocks: list[dict[str, Any]] = []
+        parts: list[Part] = []
         async for item in self._exchange.events():
-            if item is None or not isinstance(item[1], Piece | End):
-                continue
-            for part in self._take(item[1]):
-                _add(blocks, part)
+            if item is not None and isinstance(item[1], Piece | End):
+                parts += self._take(item[1])
         end = self._end()
         return {
             **self._base,
-            "content": blocks,
+            "content": _blocks(parts),
             "stop_reason": self._reason(),
             "stop_sequence": end.stop_string,
             "usage": usage(end.figures),
@@ -164,14 +161,15 @@ def usage(figures: Figures) -> dict[str, Any]:
     }
 
 
-def _add(blocks: list[dict[str, Any]], part: Part) -> None:
-    """Append a part, joining text to a block of its kind."""
-    kind = _TYPES[part.kind]
-    if part.call is None and blocks and blocks[-1]["type"] == kind:
-        field = "thinking" if kind == "thinking" else "text"
-        blocks[-1][field] += part.text
-        return
-    blocks.append(_block(part))
+def _blocks(parts: list[Part]) -> list[dict[str, Any]]:
+    """The content of a message: a block for each call, and for texts of a kind that follow."""
+    blocks: list[dict[str, Any]] = []
+    for kind, run in groupby(parts, lambda part: part.kind):
+        if kind == "call":
+            blocks += map(_block, run)
+        else:
+            blocks.append(_block(Part(kind, "".join(part.text for part in run))))
+    return blocks
 
 
 def _block(part: Part) -> dict[str, Any]:

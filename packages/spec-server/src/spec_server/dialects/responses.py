@@ -33,6 +33,7 @@ class ResponseAnswer:
         self._words = words
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
+        self._texts: list[str] = []  # of the open item
         self._n_events = 0
 
     async def whole(self) -> dict[str, Any]:
@@ -59,6 +60,7 @@ class ResponseAnswer:
                         for data in self._part(part):
                             yield data
         except Broken as broken:
+            self._fill()
             failed = self._response("failed")
             failed["error"] = {"code": "server_error", "message": broken.failure.message}
             yield self._event("response.failed", response=failed)
@@ -79,7 +81,7 @@ class ResponseAnswer:
             events += [*self._close(), *self._start(kind)]
         item = self._open
         assert item is not None
-        item["content"][0]["text"] += part.text
+        self._texts.append(part.text)
         where = self._where(item)
         if kind == "reasoning":
             return [*events, self._event("response.reasoning_text.delta", **where, delta=part.text)]
@@ -107,6 +109,7 @@ class ResponseAnswer:
         ]
 
     def _close(self) -> list[bytes]:
+        self._fill()
         item, self._open = self._open, None
         if item is None:
             return []
@@ -123,6 +126,12 @@ class ResponseAnswer:
             self._event("response.content_part.done", **where, part=part),
             self._event("response.output_item.done", output_index=where["output_index"], item=item),
         ]
+
+    def _fill(self) -> None:
+        """Write what has been said into the open item."""
+        if self._open is not None:
+            self._open["content"][0]["text"] += "".join(self._texts)
+        self._texts.clear()
 
     def _call(self, part: Part) -> list[bytes]:
         assert part.call is not None
