@@ -39,7 +39,7 @@ def test_an_option_that_changes_nothing_is_named(spec, tiny_folder, option, kind
     code, _, err = spec(*command, "--mode", mode, *drafter, *option)
     assert code == 0 and f"{option[0]} changes nothing for {kind}. Leave it out." in err
     _, _, err = spec(*command, "--mode", mode, *drafter)
-    assert "changes nothing" not in err
+    assert option[0] not in err
 
 
 def test_a_benchmark_names_a_drafter_that_is_not_there(spec, tiny_folder):

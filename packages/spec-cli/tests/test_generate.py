@@ -235,5 +235,5 @@ def test_a_cap_without_a_drafter_is_remarked_on(spec, tiny_folder, cap):
     arguments = ("generate", "Hi", "--model", tiny_folder, "--mode", "baseline", "--max-tokens", 2)
     code, out, err = spec(*arguments, "--json", "--max-draft", cap)
     assert code == 0 and json.loads(out)["max_draft"] == 0
-    assert err == f'[draft] Mode "baseline" drafts nothing; --max-draft {cap} changes nothing.\n'
+    assert err == "[draft] --max-draft changes nothing for baseline. Leave it out.\n"
     assert spec(*arguments, "--json", "--max-draft", 0)[2] == ""

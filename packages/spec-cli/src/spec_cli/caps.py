@@ -47,7 +47,7 @@ def caps_for(opened: opening.Opened, pair: Pair, options: dict[str, Any]) -> Cap
     """
     wish, most = options["max_draft"], pair.max_draft
     if pair.drafter is None and wish:
-        render.note(f'[draft] Mode "baseline" drafts nothing; --max-draft {wish} changes nothing.')
+        render.note("[draft] --max-draft changes nothing for baseline. Leave it out.")
     if pair.drafter is None or wish == WHOLE_BLOCK:
         return _fixed(most)
     if isinstance(wish, int):
