@@ -114,6 +114,13 @@ class Bench:
             )
         return found
 
+    def clients(self, url: str, width: int) -> tuple[list["Answer"], float]:
+        """What so many clients are answered, who send two requests each, and the seconds."""
+        with ThreadPoolExecutor(width) as pool:
+            start = time.perf_counter()
+            answers = list(pool.map(lambda body: post(url, body), self.bodies(2 * width)))
+            return answers, time.perf_counter() - start
+
     def trial(self, mode: str) -> dict:
         """One mode through all concurrencies: seconds, texts and acceptance."""
         url = f"{self.servers[mode].url}/v1/completions"
@@ -121,10 +128,7 @@ class Bench:
         alone = [post(url, body) for body in self.bodies(n_alone)]
         found: dict = {"alone": [(a.seconds, a.n, a.text, a.length) for a in alone]}
         for width in self.widths[1:]:
-            with ThreadPoolExecutor(width) as pool:
-                start = time.perf_counter()
-                together = list(pool.map(lambda body: post(url, body), self.bodies(2 * width)))
-                seconds = time.perf_counter() - start
+            together, seconds = self.clients(url, width)
             texts = [a.text for a in together]
             lengths = [a.length for a in together]
             found[width] = (seconds, sum(a.n for a in together), texts, lengths)
@@ -153,8 +157,7 @@ class Bench:
         """Compile what the widths need, and let the server learn what its rounds cost."""
         url = f"{self.servers[mode].url}/v1/completions"
         for width in self.widths:
-            with ThreadPoolExecutor(width) as pool:
-                list(pool.map(lambda body: post(url, body), self.bodies(2 * width)))
+            self.clients(url, width)
 
     def close(self) -> None:
         """Stop all servers, and let the weights go while the interpreter still runs."""

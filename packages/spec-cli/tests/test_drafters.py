@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from inspect import signature
 
 import pytest
 
 import spec_demo
 from spec_cli import main, opening
+from spec_drafters import load_drafter
 
 
 def test_a_mode_with_weights_asks_for_them(spec, tiny_folder):
@@ -40,6 +42,12 @@ def test_an_option_that_changes_nothing_is_named(spec, tiny_folder, option, kind
     assert code == 0 and f"{option[0]} changes nothing for {kind}. Leave it out." in err
     _, _, err = spec(*command, "--mode", mode, *drafter)
     assert option[0] not in err
+
+
+def test_the_defaults_that_are_shown_are_those_of_the_drafters():
+    given = signature(load_drafter).parameters
+    assert given["bits"].default == opening.DRAFTER_BITS
+    assert given["window"].default == opening.DRAFTER_WINDOW
 
 
 def test_a_benchmark_names_a_drafter_that_is_not_there(spec, tiny_folder):

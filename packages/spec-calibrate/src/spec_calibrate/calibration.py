@@ -150,9 +150,7 @@ def _unrest(curves: Curves) -> tuple[float, float]:
     return curves.noise, curves.verify_s(curves.max_draft + 1, depth)
 
 
-def _remark_on_noise(
-    found: Calibration, notify: Callable[[str], None], *, final: bool = False
-) -> None:
+def _remark_on_noise(found: Calibration, notify: Callable[[str], None], *, final: bool) -> None:
     """What is wrong with it; a final one is not measured again by itself."""
     if found.guessed:
         remedy = (

@@ -81,10 +81,10 @@ def calibration_of(
 
     call = calibrate if anew else load_or_measure
     key = key_of(opened, pair, options)
-    remarks: list[str] = []
+    told: list[str] = []  # for when the bar has gone
     with render.progress("measuring what drafts cost here", unit=""):
-        found = call(pair, key, store=store(), budget_s=BUDGET_S, notify=remarks.append)
-    for remark in remarks:
+        found = call(pair, key, store=store(), budget_s=BUDGET_S, notify=told.append)
+    for remark in told:
         render.note(remark)
     return found
 
@@ -158,6 +158,7 @@ def _drafter_key(pair: Pair, options: dict[str, Any]) -> str:
     if drafter is None:
         return ""
     given, threshold = options.get("drafter"), options["confidence_threshold"]
+    bits, window = options["drafter_bits"], options["drafter_window"]
     weights = str(given or "")
     if given is not None and Path(given).is_dir():
         weights = _identity(Path(given))
@@ -165,8 +166,8 @@ def _drafter_key(pair: Pair, options: dict[str, Any]) -> str:
         drafter.name,
         weights,
         f"block {drafter.max_draft}",
-        f"bits {options['drafter_bits'] or 4}",
-        f"window {4096 if options['drafter_window'] is None else options['drafter_window']}",
+        f"bits {opening.DRAFTER_BITS if bits is None else bits}",
+        f"window {opening.DRAFTER_WINDOW if window is None else window}",
         "" if threshold is None else f"threshold {threshold:g}",
     )
     return ", ".join(part for part in parts if part)

@@ -21,6 +21,7 @@ from spec_cli.render import note, progress
 from spec_core import LoadError, Pair, SpecError, registry
 
 AUTO, BASELINE = "auto", "baseline"
+DRAFTER_BITS, DRAFTER_WINDOW = 4, 4096  # what `load_drafter` takes where nothing is given
 
 
 @dataclass(frozen=True, slots=True)

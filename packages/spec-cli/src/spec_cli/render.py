@@ -122,13 +122,19 @@ def lines(items: list[str]) -> None:
 def progress(title: str, unit: str = "bytes") -> Iterator[Any]:
     """A progress bar on stderr; yields a function (done, total). No unit: the time is shown."""
     name = TextColumn("{task.description}", markup=False)
-    columns: tuple[ProgressColumn, ...] = (name, BarColumn(), TimeElapsedColumn())
+    figures: tuple[ProgressColumn, ...] = (TimeElapsedColumn(),)
     if unit:
         count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-        columns = (name, BarColumn(), count, TimeRemainingColumn())
-    how: dict[str, Any] = {"transient": True, "disable": not _stderr.is_terminal}
-    how["refresh_per_second"] = 10 if unit else 1  # what is measured is hardly disturbed
-    with Progress(*columns, console=_stderr, **how) as bar:
+        figures = (count, TimeRemainingColumn())
+    with Progress(
+        name,
+        BarColumn(),
+        *figures,
+        console=_stderr,
+        transient=True,
+        disable=not _stderr.is_terminal,
+        refresh_per_second=10 if unit else 1,  # what is measured is hardly disturbed
+    ) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,12 @@ from spec_convert.plan import (
     quantization_section,
 )
 from spec_convert.repack import ScaleOverflowError
-from spec_convert.report import Report, TensorReport
+from spec_convert.report import Progress, Report, TensorReport
 from spec_convert.source import Source
 from spec_convert.tokenizer import tokenizer_files
 from spec_convert.transfer import ErrorMeter, pieces
 from spec_convert.writer import SafetensorsWriter, check_target, staged_folder
 
-Progress = Callable[[int, int, str], None]
 SHARD_BYTES = 5_000_000_000
 _SPARE_BYTES = 64 << 20
 _ARENA_BYTES = 16 << 20

@@ -5,9 +5,13 @@ Plain data; knows nothing about how the numbers came about.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+Progress = Callable[[int, int, str], None]
+"""Told of work on a source: bytes done, bytes in all, the tensor's name."""
 
 
 @dataclass(frozen=True)

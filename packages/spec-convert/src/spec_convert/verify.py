@@ -21,6 +21,7 @@ from spec_convert.families import architecture_of
 from spec_convert.floats import BY_NAME, INTEGERS, decode, to_float32, to_integers
 from spec_convert.names import Change, Slot
 from spec_convert.repack import LAYOUTS
+from spec_convert.report import Progress
 from spec_convert.source import Source
 from spec_convert.tensorfile import Stored, TensorFolder, affine_values, block_float_values
 from spec_convert.transfer import ErrorMeter, Rows, changed, reorder_columns
@@ -48,9 +49,6 @@ class Comparison:
     max_error: float
     rms_error: float
     within: bool
-
-
-Progress = Callable[[int, int, str], None]
 
 
 def verify(

@@ -27,6 +27,7 @@ from spec_server.metrics import Metrics
 from spec_server.prefix import RUNG_SHARE, PrefixCache
 from spec_server.running import Generation, Machinery
 from spec_server.settings import Settings
+from spec_targets.batching import power_of_two
 from spec_targets.snapshot import rebuilt
 
 _log = logging.getLogger("spec_server")
@@ -268,7 +269,7 @@ class Engine:
             return True
         asks, context = [ask, *(g.job.ask for g in self._running)], self.context_length or ENDLESS
         sizes = [min(len(a.prompt) + a.max_tokens, context) for a in asks]
-        shared = max(sizes) << (len(sizes) - 1).bit_length()
+        shared = max(sizes) * power_of_two(len(sizes))
         n_tokens = shared if self.batch_refusal is None else sum(sizes)
         return n_tokens * self._kv_per_token <= budget
 

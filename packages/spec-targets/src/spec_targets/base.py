@@ -286,8 +286,9 @@ class MlxTarget:
     @property
     def most_prompt_ids(self) -> int:
         """Most ids of a prompt that is forwarded with others: none but where batches are padded."""
-        padded = self.batch_refusal is None and self._whole is not None and self._whole.pads
-        return most_prompt_ids(self.make_cache().entries) if padded else 0
+        if self.batch_refusal is not None or not self._pads:
+            return 0
+        return most_prompt_ids(self.make_cache().entries)
 
     def prefill_rows(
         self,
@@ -310,7 +311,7 @@ class MlxTarget:
 
     def join(self, caches: Sequence[Any]) -> BatchCache:
         """One batch cache of single and batch caches, rows in order; the parts are consumed."""
-        return batching.join(caches, padded=self._whole is not None and self._whole.pads)
+        return batching.join(caches, padded=self._pads)
 
     def select(self, cache: BatchCache, rows: Sequence[int]) -> BatchCache:
         """The batch cache cut to some rows, in this order."""
@@ -348,6 +349,11 @@ class MlxTarget:
     def unembed(self, hidden: mx.array) -> mx.array:
         """The raw head: (T, H) -> (T, V)."""
         return self._family.raw_head(self.model, hidden)
+
+    @property
+    def _pads(self) -> bool:
+        """Whether each number of sequences is another shape to the device."""
+        return self._whole is not None and self._whole.pads
 
     def _watch(self, n_rows: int) -> None:
         """Tell the kernels' watchdog how long a block took from its forward to its commit.

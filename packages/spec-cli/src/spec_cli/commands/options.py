@@ -88,12 +88,14 @@ _DRAFTER = [
         help="Cut a draft before the first token the drafter trusts less; 0 = off.",
     ),
     click.option(
-        "--drafter-bits", type=click.Choice(["4", "8", "16"]), help="Of its weights.  [default: 4]"
+        "--drafter-bits",
+        type=click.Choice(["4", "8", "16"]),
+        help=f"Of its weights.  [default: {opening.DRAFTER_BITS}]",
     ),
     click.option(
         "--drafter-window",
         type=click.IntRange(0),
-        help="Newest rows a drafter sees; 0 = all.  [default: 4096]",
+        help=f"Newest rows a drafter sees; 0 = all.  [default: {opening.DRAFTER_WINDOW}]",
     ),
 ]
 _SAMPLING = [
